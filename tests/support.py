@@ -1,0 +1,41 @@
+"""Small helpers of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T], limit: float = 30.0) -> T:
+    """Run one async test to its end, in a loop of its own, bounded by `limit` seconds."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(limit):
+            return await main
+
+    return asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], limit: float = 10.0) -> None:
+    """Wait for a condition, at most `limit` seconds."""
+    end = time.monotonic() + limit
+    while True:
+        met = condition()
+        if not isinstance(met, bool):
+            met = await met
+        if met:
+            return
+        assert time.monotonic() < end, "the condition did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+def wait_until(condition: Callable[[], bool], limit: float = 10.0) -> None:
+    """The same for sync tests."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.005)
