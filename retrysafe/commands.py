@@ -1,0 +1,107 @@
+"""What the flow asks of a store, and what a store answers: plain data.
+
+Each command touches one key, is atomic, and may be sent again: it carries the owner's token.
+Durations are microseconds for leases and milliseconds for TTLs, as the server counts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Answer(IntEnum):
+    """The first word of a store's reply."""
+
+    REFUSED = 0  # the token doesn't own the receipt (any more): nothing was changed
+    OK = 1
+    VANISHED = 2  # ours is gone (evicted, flushed) and nobody else has it
+    DONE = 3
+    RUNNING = 4
+    MISMATCH = 5
+    ABANDONED = 6
+    CORRUPT = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """`number`: a fence (begin), or lease µs left (running). `value`: the stored receipt."""
+
+    answer: Answer
+    number: int = 0
+    value: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Take the receipt, or read what is there and note `inbox` on it, in one step.
+
+    `take_over`: whether an abandoned receipt is taken; else it is answered ABANDONED.
+    OK carries the fence and our running record (which names an abandoned predecessor).
+    """
+
+    key: bytes
+    token: bytes
+    fingerprint: bytes
+    lease_us: int
+    ttl_ms: int
+    inbox: bytes
+    take_over: bool
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Lengthen the lease: OK, REFUSED, VANISHED."""
+
+    key: bytes
+    token: bytes
+    lease_us: int
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Record `value` and tell the noted inboxes: OK, VANISHED (recorded too), REFUSED, DONE
+    (REFUSED because another's record `value` stands)."""
+
+    key: bytes
+    token: bytes
+    value: bytes
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give the receipt up, as if never received: OK, REFUSED."""
+
+    key: bytes
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Mark the work abandoned now: OK, REFUSED."""
+
+    key: bytes
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Delete whatever is there: OK, VANISHED (nothing was)."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read without a change: VANISHED, DONE, RUNNING (number: lease µs left), CORRUPT."""
+
+    key: bytes
+
+
+Command = Begin | Renew | Finish | Release | Interrupt | Forget | Look
+
+# A record of at most this many bytes rides inside the wake-up message; a larger one is fetched.
+NUDGE_LIMIT = 4096

@@ -1,0 +1,380 @@
+"""The two drivers of the flow, one per colour, and what each process or event loop has of its own:
+a door to the store, an inbox, the table of flights, the renewal of leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from retrysafe import commands as c
+from retrysafe.commands import Answer, Reply
+from retrysafe.events import Event, emit
+from retrysafe.flights import Flights, Signal
+from retrysafe.flow import Execute, Listen, Sleep, Spawn, Taken, Wait
+from retrysafe.stores.base import Store
+from retrysafe.stores.doors import async_door, door
+
+_IDLE = object()
+# The renewal thread looks up this often, so that an idle one ends soon (seconds).
+_LINGER = 1.0
+
+
+def new_token() -> bytes:
+    """16 printable bytes, unguessable and unique."""
+    return secrets.token_urlsafe(12).encode()
+
+
+def renewal_due(taken: Taken, now: float) -> bool:
+    """A lease is renewed at a third of its length."""
+    return now >= taken.lease_until - taken.claim.policy.lease * 2 / 3
+
+
+def _tell(taken: Taken, kind: str, detail: str = "") -> None:
+    ask = taken.claim
+    emit(Event(kind, ask.name, ask.scope_digest, ask.request_id, detail=detail))
+
+
+def renewals(held: Sequence[Taken], now: float) -> list[tuple[Taken, c.Renew]]:
+    """What is to be renewed now, as one batch."""
+    return [
+        (
+            taken,
+            c.Renew(
+                taken.claim.digest,
+                taken.claim.token,
+                int(taken.claim.policy.lease * 1e6),
+                max(1, int(taken.claim.policy.ttl_for(None) * 1e3)),
+            ),
+        )
+        for taken in held
+        if not taken.ended and not taken.lost and renewal_due(taken, now)
+    ]
+
+
+def renewed(taken: Taken, answer: Reply | BaseException, asked: float) -> bool:
+    """Take note of one renewal's answer. Returns whether the lease was lost by it."""
+    if taken.ended:
+        return False
+    if isinstance(answer, Reply):
+        if answer.answer is Answer.REFUSED:
+            taken.lost = True
+            _tell(taken, "lease-lost")
+            return True
+        if answer.answer is Answer.VANISHED:
+            _tell(taken, "receipt-vanished")
+        taken.lease_until = asked + taken.claim.policy.lease
+        return False
+    if asked >= taken.lease_until:
+        taken.lost = True
+        _tell(taken, "lease-lost", "the store was out of reach for a whole lease")
+        return True
+    _tell(taken, "renewal-failed", type(answer).__name__)
+    return False
+
+
+class AsyncWaker:
+    """Sleeps on a future of the running loop."""
+
+    __slots__ = ("_future", "_signal")
+
+    def __init__(self) -> None:
+        self._signal: Signal | object = _IDLE
+        self._future: asyncio.Future[None] | None = None
+
+    def wake(self, signal: Signal) -> None:
+        if self._signal is _IDLE or self._signal == b"":
+            self._signal = signal
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self, seconds: float) -> Any:
+        if self._signal is _IDLE:
+            loop = asyncio.get_running_loop()
+            future = self._future = loop.create_future()
+            timer = loop.call_later(seconds, _expire, future)
+            try:
+                await future
+            finally:
+                timer.cancel()
+                self._future = None
+        signal, self._signal = self._signal, _IDLE
+        return None if signal is _IDLE else signal
+
+
+def _expire(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class AsyncDesk:
+    """What one event loop has of a store."""
+
+    def __init__(self, store: Store, max_waiters: int) -> None:
+        self.store = store
+        self.door = async_door(store)
+        self.inbox = new_token()
+        self.listening = False
+        self.max_waiters = max_waiters
+        self.flights = Flights(AsyncWaker)
+        self._loop = asyncio.get_running_loop()
+        self._listen_lock = asyncio.Lock()
+        self._deaf_until = 0.0
+        self._held: dict[int, tuple[Taken, Any]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, flow: Generator[Any, Any, Any]) -> Any:
+        """Drive a flow to its end."""
+        step: Any = flow.send
+        given: Any = None
+        while True:
+            try:
+                effect = step(given)
+            except StopIteration as stop:
+                return stop.value
+            step = flow.send
+            try:
+                if type(effect) is Execute:
+                    given = await self.door.execute(effect.command)
+                elif type(effect) is Wait:
+                    given = await effect.waker.wait(effect.seconds)
+                elif type(effect) is Sleep:
+                    await asyncio.sleep(effect.seconds)
+                    given = None
+                elif type(effect) is Listen:
+                    given = await self._listen(effect.seconds)
+                else:
+                    assert type(effect) is Spawn
+                    self.spawn(effect.flow)
+                    given = None
+            except BaseException as error:
+                step, given = flow.throw, error
+
+    def spawn(self, flow: Generator[Any, Any, Any]) -> None:
+        """Drive a flow in a task of its own."""
+        task = self._loop.create_task(self.run(flow), name="retrysafe-background")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def hold(self, taken: Taken, on_lost: Any) -> None:
+        """Renew a receipt's lease until `drop`."""
+        self._held[id(taken)] = (taken, on_lost)
+        if self._timer is None:
+            self._schedule()
+
+    def drop(self, taken: Taken) -> None:
+        self._held.pop(id(taken), None)
+
+    def _schedule(self) -> None:
+        for name in [name for name, (taken, _) in self._held.items() if taken.ended]:
+            del self._held[name]
+        if not self._held:
+            self._timer = None
+            return
+        shortest = min(taken.claim.policy.lease for taken, _ in self._held.values())
+        self._timer = self._loop.call_later(shortest / 3, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        due = renewals([taken for taken, _ in self._held.values()], time.monotonic())
+        if due:
+            task = self._loop.create_task(self._renew(due), name="retrysafe-renewal")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._schedule()
+
+    async def _renew(self, due: list[tuple[Taken, c.Renew]]) -> None:
+        asked = time.monotonic()
+        answers = await self.door.execute_many([command for _, command in due])
+        for (taken, _), answer in zip(due, answers, strict=True):
+            _, on_lost = self._held.get(id(taken), (None, None))
+            if renewed(taken, answer, asked) and on_lost is not None:
+                on_lost()
+
+    async def _listen(self, seconds: float) -> bool:
+        async with self._listen_lock:
+            if self.listening:
+                return True
+            if time.monotonic() < self._deaf_until:
+                return False
+            loop, nudge = self._loop, self.flights.nudge
+            same = threading.get_ident()
+
+            def on_message(name: bytes, value: bytes) -> None:
+                if threading.get_ident() == same:
+                    nudge(name, value)
+                elif not loop.is_closed():
+                    loop.call_soon_threadsafe(nudge, name, value)
+
+            self.listening = await self.door.listen(self.inbox, on_message, seconds)
+            if not self.listening:
+                self._deaf_until = time.monotonic() + 5.0
+                emit(Event("inbox-lost", detail="no subscription: duplicates poll"))
+            return self.listening
+
+
+class ThreadWaker:
+    """Sleeps on a condition."""
+
+    __slots__ = ("_condition", "_signal")
+
+    def __init__(self) -> None:
+        self._signal: Signal | object = _IDLE
+        self._condition = threading.Condition(threading.Lock())
+
+    def wake(self, signal: Signal) -> None:
+        with self._condition:
+            if self._signal is _IDLE or self._signal == b"":
+                self._signal = signal
+            self._condition.notify()
+
+    def wait(self, seconds: float) -> Any:
+        with self._condition:
+            self._condition.wait_for(lambda: self._signal is not _IDLE, seconds)
+            signal, self._signal = self._signal, _IDLE
+        return None if signal is _IDLE else signal
+
+
+class Desk:
+    """What one process has of a store, for its threads."""
+
+    def __init__(self, store: Store, max_waiters: int) -> None:
+        self.store = store
+        self.door = door(store)
+        self.inbox = new_token()
+        self.listening = False
+        self.max_waiters = max_waiters
+        self.flights = Flights(ThreadWaker)
+        self._listen_lock = threading.Lock()
+        self._deaf_until = 0.0
+        self._held: dict[int, tuple[Taken, Any]] = {}
+        self._held_changed = threading.Condition(threading.Lock())
+        self._renewer: threading.Thread | None = None
+
+    def run(self, flow: Generator[Any, Any, Any]) -> Any:
+        """Drive a flow to its end, on the caller's thread."""
+        step: Any = flow.send
+        given: Any = None
+        while True:
+            try:
+                effect = step(given)
+            except StopIteration as stop:
+                return stop.value
+            step = flow.send
+            try:
+                if type(effect) is Execute:
+                    given = self.door.execute(effect.command)
+                elif type(effect) is Wait:
+                    given = effect.waker.wait(effect.seconds)
+                elif type(effect) is Sleep:
+                    time.sleep(effect.seconds)
+                    given = None
+                elif type(effect) is Listen:
+                    given = self._listen(effect.seconds)
+                else:
+                    assert type(effect) is Spawn
+                    self.spawn(effect.flow)
+                    given = None
+            except BaseException as error:
+                step, given = flow.throw, error
+
+    def spawn(self, flow: Generator[Any, Any, Any]) -> None:
+        """Drive a flow in a thread of its own."""
+        threading.Thread(
+            target=self.run, args=(flow,), name="retrysafe-background", daemon=True
+        ).start()
+
+    def hold(self, taken: Taken, on_lost: Any) -> None:
+        """Renew a receipt's lease until `drop`."""
+        with self._held_changed:
+            self._held[id(taken)] = (taken, on_lost)
+            if self._renewer is None:
+                self._renewer = threading.Thread(
+                    target=self._renew_all, name="retrysafe-renewal", daemon=True
+                )
+                self._renewer.start()
+            elif taken.claim.policy.lease < 3 * _LINGER:
+                self._held_changed.notify()
+
+    def drop(self, taken: Taken) -> None:
+        with self._held_changed:
+            self._held.pop(id(taken), None)
+
+    def _renew_all(self) -> None:
+        while True:
+            with self._held_changed:
+                for name in [name for name, (taken, _) in self._held.items() if taken.ended]:
+                    del self._held[name]
+                if not self._held:
+                    self._renewer = None
+                    return
+                shortest = min(taken.claim.policy.lease for taken, _ in self._held.values())
+                # A shorter lease may come in while this thread sleeps: `hold` wakes it.
+                self._held_changed.wait(min(shortest / 3, _LINGER))
+                held = [taken for taken, _ in self._held.values()]
+            asked = time.monotonic()
+            due = renewals(held, asked)
+            answers = self.door.execute_many([command for _, command in due])
+            for (taken, _), answer in zip(due, answers, strict=True):
+                _, on_lost = self._held.get(id(taken), (None, None))
+                if renewed(taken, answer, asked) and on_lost is not None:
+                    on_lost()
+
+    def _listen(self, seconds: float) -> bool:
+        with self._listen_lock:
+            if self.listening:
+                return True
+            if time.monotonic() < self._deaf_until:
+                return False
+            self.listening = self.door.listen(self.inbox, self.flights.nudge, seconds)
+            if not self.listening:
+                self._deaf_until = time.monotonic() + 5.0
+                emit(Event("inbox-lost", detail="no subscription: duplicates poll"))
+            return self.listening
+
+
+# A desk lives as long as its process or loop; stores are few and live as long.
+_desks: dict[int, Desk] = {}
+_async_desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, AsyncDesk]] = (
+    weakref.WeakKeyDictionary()
+)
+_lock = threading.Lock()
+
+
+def desk_for(store: Store, max_waiters: int) -> Desk:
+    """This process's desk for a store."""
+    desk = _desks.get(id(store))
+    if desk is None:
+        with _lock:
+            desk = _desks.get(id(store)) or _desks.setdefault(id(store), Desk(store, max_waiters))
+    return desk
+
+
+def async_desk_for(store: Store, max_waiters: int) -> AsyncDesk:
+    """The running loop's desk for a store."""
+    loop = asyncio.get_running_loop()
+    desks = _async_desks.get(loop)
+    if desks is None:
+        desks = _async_desks[loop] = {}
+    desk = desks.get(id(store))
+    if desk is None:
+        desk = desks[id(store)] = AsyncDesk(store, max_waiters)
+    return desk
+
+
+def _after_fork() -> None:
+    """A child opens its own: sockets, threads and locks of the parent are not its to use."""
+    global _lock
+    _lock = threading.Lock()
+    _desks.clear()
+    _async_desks.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,160 @@
+"""Calls of one process (and event loop) that own a receipt or wait for one.
+
+The first call of a key leads: it alone talks to the store. The others follow at no cost and are
+handed its result, or the lead, when it leaves without one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from retrysafe.errors import FingerprintMismatch, InFlight
+from retrysafe.records import Record, mismatched
+
+
+class Waker(Protocol):
+    """Something a call sleeps on. A signal that comes before the sleep is kept."""
+
+    def wake(self, signal: Signal) -> None: ...
+
+
+class Lead:
+    """The signal that hands over the lead."""
+
+
+LEAD = Lead()
+
+# A finished record, the lead, or a nudge from the inbox: the stored bytes, b"" for "look again".
+Signal = Record | Lead | bytes
+
+
+class Flight:
+    """All calls of one key in this process."""
+
+    __slots__ = ("digest", "fingerprint", "followers", "known", "leader")
+
+    def __init__(self, digest: bytes, fingerprint: bytes, leader: Waker) -> None:
+        self.digest = digest
+        self.fingerprint = fingerprint
+        self.leader: Waker = leader
+        self.followers: deque[Waker] = deque()
+        self.known = False  # the store has confirmed that the receipt is of this fingerprint
+
+
+class Place:
+    """One call's place in its flight; outside any (`flight` None) it leads alone."""
+
+    __slots__ = ("counted", "flight", "leads", "waker")
+
+    def __init__(self, flight: Flight | None, waker: Any, leads: bool) -> None:
+        self.flight = flight
+        self.waker = waker
+        self.leads = leads
+        self.counted = False
+
+
+class Flights:
+    """The table. Its lock is held for look-ups only, never while anything runs."""
+
+    def __init__(self, new_waker: Callable[[], Any]) -> None:
+        self._new_waker = new_waker
+        self._lock = threading.Lock()
+        self._table: dict[bytes, Flight] = {}
+        self.waiting = 0
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def enter(self, digest: bytes, fingerprint: bytes) -> Place:
+        """Take a place. Raises FingerprintMismatch where the flight is known to be another's."""
+        waker = self._new_waker()
+        with self._lock:
+            flight = self._table.get(digest)
+            if flight is None:
+                flight = self._table[digest] = Flight(digest, fingerprint, waker)
+                return Place(flight, waker, leads=True)
+            if mismatched(flight.fingerprint, fingerprint):
+                if flight.known:
+                    raise FingerprintMismatch(digest.hex())
+                return Place(None, waker, leads=True)
+            flight.followers.append(waker)
+            return Place(flight, waker, leads=False)
+
+    def count(self, place: Place, limit: int, retry_after: float, name: str) -> None:
+        """Count a call as waiting. Raises InFlight where `limit` calls wait already."""
+        with self._lock:
+            if place.counted:
+                return
+            if self.waiting >= limit:
+                raise InFlight(name, retry_after)
+            self.waiting += 1
+            place.counted = True
+
+    def discount(self, place: Place) -> None:
+        """The call has stopped waiting."""
+        with self._lock:
+            if place.counted:
+                self.waiting -= 1
+                place.counted = False
+
+    def confirm(self, place: Place) -> None:
+        """The store said that the receipt is of this flight's fingerprint."""
+        if place.flight is not None:
+            place.flight.known = True
+
+    def leave(self, place: Place) -> None:
+        """Go without a result: a leader hands the lead on, a follower just goes."""
+        self.discount(place)
+        flight = place.flight
+        if flight is None:
+            return
+        with self._lock:
+            if not place.leads:
+                try:
+                    flight.followers.remove(place.waker)
+                    return
+                except ValueError:
+                    # No longer in line: it was handed the lead or a record as it left.
+                    if flight.leader is not place.waker:
+                        return
+            if self._table.get(flight.digest) is not flight or flight.leader is not place.waker:
+                return
+            flight.known = False
+            if not flight.followers:
+                del self._table[flight.digest]
+                return
+            heir = flight.followers.popleft()
+            flight.leader = heir
+        heir.wake(LEAD)
+
+    def settle(self, place: Place, record: Record) -> None:
+        """Answer every follower from `record` and close the flight."""
+        self.discount(place)
+        flight = place.flight
+        if flight is None:
+            return
+        if mismatched(record.fingerprint, flight.fingerprint):
+            self.leave(place)
+            return
+        with self._lock:
+            if self._table.get(flight.digest) is not flight:
+                return
+            del self._table[flight.digest]
+            followers = list(flight.followers)
+            flight.followers.clear()
+        for follower in followers:
+            follower.wake(record)
+
+    def nudge(self, digest: bytes, value: bytes) -> None:
+        """An inbox message: for one leader, or (empty digest) for all."""
+        with self._lock:
+            if digest:
+                found = self._table.get(digest)
+                leaders = [found.leader] if found else []
+            else:
+                leaders = [flight.leader for flight in self._table.values()]
+        for leader in leaders:
+            leader.wake(value)

@@ -1,0 +1,407 @@
+"""The receipt protocol, written once: generators that yield what they need and get its answer.
+
+Two drivers run them: `AsyncDesk` and `Desk` in `receipts`. Nothing here knows a clock's colour.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from retrysafe import commands as c
+from retrysafe.commands import Answer
+from retrysafe.errors import (
+    Abandoned,
+    FingerprintMismatch,
+    InFlight,
+    RecordCorrupt,
+    StoreUnavailable,
+)
+from retrysafe.events import Event, emit
+from retrysafe.flights import Flights, Place
+from retrysafe.policy import ResolvedPolicy
+from retrysafe.records import (
+    AbandonedReceipt,
+    CorruptRecord,
+    Record,
+    Running,
+    decode,
+    encode_done,
+    mismatched,
+)
+
+FIRST_POLL = 0.1
+LAST_POLL = 2.0
+LAST_POLL_DEAF = 0.25  # without a subscription the poll is all there is
+FOREGROUND = 2.0  # how long a caller waits for a finish that the store doesn't take
+_LISTEN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run a command; answered by its Reply."""
+
+    command: c.Command
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Sleep on a waker for at most `seconds`; answered by its signal, or None."""
+
+    waker: Any
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Sleep for `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Make sure that the inbox is subscribed; answered by whether it is."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Let a flow go on by itself, in the background."""
+
+    flow: Generator[Any, Any, Any]
+
+
+Effect = Execute | Wait | Sleep | Listen | Spawn
+
+
+class FlowDesk(Protocol):
+    """What a flow needs of the process it runs in."""
+
+    flights: Flights
+    inbox: bytes
+    listening: bool
+    max_waiters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is asked: a call's digest, its owner token and what travels with it."""
+
+    digest: bytes
+    key: str
+    scope: str
+    fingerprint: bytes
+    request_id: str
+    token: bytes
+    policy: ResolvedPolicy
+
+    @property
+    def name(self) -> str:
+        return self.digest.hex()
+
+    @property
+    def scope_digest(self) -> str:
+        """Scopes may hold credentials: only their digest is told."""
+        return blake2b(self.scope.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(slots=True)
+class Taken:
+    """A receipt that is ours. `lease_until` is on this process's monotonic clock."""
+
+    claim: Claim
+    place: Place
+    fence: int
+    abandoned: AbandonedReceipt | None
+    since: float
+    lease_until: float
+    lost: bool = False
+    ended: bool = False
+
+
+def claim(desk: FlowDesk, ask: Claim) -> Generator[Effect, Any, Taken | Record]:
+    """Take the receipt, or come back with the record that answers the call.
+
+    Raises InFlight, Abandoned, FingerprintMismatch, RecordCorrupt, StoreUnavailable.
+    """
+    flights = desk.flights
+    began = time.monotonic()
+    end = began + ask.policy.wait
+    place = flights.enter(ask.digest, ask.fingerprint)
+    taken = False
+    try:
+        if not place.leads:
+            flights.count(place, desk.max_waiters, 1.0, ask.name)
+            left = end - time.monotonic()
+            signal = (yield Wait(place.waker, left)) if left > 0 else None
+            if signal is None:
+                raise _in_flight(ask, 1.0)
+            if isinstance(signal, Record):
+                flights.discount(place)
+                taken = True  # nothing to hand on: the flight is closed
+                _tell(ask, "waited", began)
+                return signal
+            place.leads = True
+        result = yield from _lead(desk, ask, place, end)
+        if isinstance(result, Taken):
+            taken = True
+            flights.discount(place)
+            _tell(ask, "taken-over" if result.abandoned else "acquired", began)
+        else:
+            flights.settle(place, result)
+            _tell(ask, "replayed", began)
+        return result
+    finally:
+        if not taken:
+            flights.leave(place)
+
+
+def _lead(
+    desk: FlowDesk, ask: Claim, place: Place, end: float
+) -> Generator[Effect, Any, Taken | Record]:
+    policy = ask.policy
+    begin = c.Begin(
+        key=ask.digest,
+        token=ask.token,
+        fingerprint=ask.fingerprint,
+        lease_us=int(policy.lease * 1e6),
+        ttl_ms=max(1, int(policy.ttl_for(None) * 1e3)),
+        inbox=desk.inbox,
+        take_over=policy.on_abandoned != "refuse",
+        request_id=ask.request_id,
+    )
+    poll = FIRST_POLL
+    while True:
+        asked = time.monotonic()
+        try:
+            reply = yield Execute(begin)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            # The store may have taken the command; nobody will do the work under this token.
+            yield Spawn(_give_up(ask))
+            if isinstance(error, StoreUnavailable):
+                _tell(ask, "store-unavailable", asked, detail=type(error).__name__)
+                error.key = ask.name
+            raise
+        match reply.answer:
+            case Answer.OK:
+                running = _decode(ask, reply.value)
+                assert isinstance(running, Running)
+                previous = running.previous
+                desk.flights.confirm(place)
+                return Taken(
+                    claim=ask,
+                    place=place,
+                    fence=reply.number,
+                    abandoned=replace(previous, key=ask.key, scope=ask.scope) if previous else None,
+                    since=asked,
+                    lease_until=asked + policy.lease,
+                )
+            case Answer.DONE:
+                record = _decode(ask, reply.value)
+                assert isinstance(record, Record)
+                return record
+            case Answer.MISMATCH:
+                _tell(ask, "mismatch", asked)
+                raise FingerprintMismatch(ask.name)
+            case Answer.ABANDONED:
+                _tell(ask, "abandoned", asked)
+                raise Abandoned(ask.name)
+            case Answer.RUNNING:
+                pass
+            case _:
+                raise _corrupt(ask, "no receipt")
+        desk.flights.confirm(place)
+        lease_left = reply.number / 1e6
+        left = end - time.monotonic()
+        if left <= 0:
+            raise _in_flight(ask, lease_left)
+        desk.flights.count(place, desk.max_waiters, min(1.0, lease_left), ask.name)
+        if not desk.listening and (yield Listen(min(left, _LISTEN))):
+            continue  # it may have finished before the subscription stood: look once more
+        last = LAST_POLL if desk.listening else LAST_POLL_DEAF
+        signal = yield Wait(
+            place.waker, max(0.001, min(poll, last, lease_left + 0.005, end - time.monotonic()))
+        )
+        if signal is None:
+            poll = min(poll * 2, last)
+        elif signal:
+            record = _decode(ask, signal)
+            if isinstance(record, Record):
+                if mismatched(record.fingerprint, ask.fingerprint):
+                    raise FingerprintMismatch(ask.name)
+                return record
+
+
+def finish(
+    desk: FlowDesk, taken: Taken, payload: bytes | None, ttl: float
+) -> Generator[Effect, Any, Record | None]:
+    """Record the result. None: ours stands, or will; a Record: another's won, answer from it."""
+    ask = taken.claim
+    record = Record(ask.fingerprint, ask.token, taken.fence, ask.request_id, payload)
+    command = c.Finish(ask.digest, ask.token, encode_done(record), max(1, int(ttl * 1e3)))
+    began = time.monotonic()
+    delay = 0.02
+    while True:
+        try:
+            reply = yield Execute(command)
+            break
+        except GeneratorExit:
+            raise
+        except StoreUnavailable:
+            if time.monotonic() - began + delay > min(FOREGROUND, ask.policy.lease):
+                _tell(ask, "result-unrecorded", taken.since, outcome="retrying")
+                yield Spawn(_finish_later(desk, taken, record, command))
+                return None
+            yield Sleep(delay)
+            delay *= 2
+        except BaseException:
+            yield Spawn(_finish_later(desk, taken, record, command))
+            raise
+    return (yield from _conclude(desk, taken, record, reply, wait=True))
+
+
+def _finish_later(
+    desk: FlowDesk, taken: Taken, record: Record, command: c.Finish
+) -> Generator[Effect, Any, None]:
+    """Go on trying until the lease ends."""
+    ask = taken.claim
+    end = time.monotonic() + ask.policy.lease
+    delay = 0.05
+    while True:
+        try:
+            reply = yield Execute(command)
+            break
+        except StoreUnavailable:
+            if time.monotonic() + delay > end:
+                taken.ended = True
+                desk.flights.leave(taken.place)
+                _tell(ask, "result-unrecorded", taken.since, outcome="given-up")
+                return
+        yield Sleep(delay)
+        delay = min(delay * 2, 1.0)
+    yield from _conclude(desk, taken, record, reply, wait=False)
+
+
+def _conclude(
+    desk: FlowDesk, taken: Taken, record: Record, reply: c.Reply, wait: bool
+) -> Generator[Effect, Any, Record | None]:
+    ask = taken.claim
+    taken.ended = True
+    if reply.answer in (Answer.OK, Answer.VANISHED):
+        if reply.answer is Answer.VANISHED:
+            _tell(ask, "receipt-vanished", taken.since)
+        desk.flights.settle(taken.place, record)
+        kept = "kept" if record.payload is not None else "not-kept"
+        _tell(ask, "finished", taken.since, outcome=kept)
+        return None
+    taken.lost = True
+    _tell(ask, "finish-refused", taken.since)
+    if reply.answer is Answer.DONE:
+        won = _decode(ask, reply.value)
+        assert isinstance(won, Record)
+        desk.flights.settle(taken.place, won)
+        return None if mismatched(won.fingerprint, ask.fingerprint) else won
+    desk.flights.leave(taken.place)
+    return (yield from _winner(ask)) if wait else None
+
+
+def _winner(ask: Claim) -> Generator[Effect, Any, Record | None]:
+    """The record of the owner that fenced us out, once it has one."""
+    end = time.monotonic() + ask.policy.wait
+    delay = 0.02
+    while True:
+        try:
+            reply = yield Execute(c.Look(ask.digest))
+        except StoreUnavailable:
+            reply = None
+        if reply is not None:
+            if reply.answer is Answer.DONE:
+                won = _decode(ask, reply.value)
+                assert isinstance(won, Record)
+                return None if mismatched(won.fingerprint, ask.fingerprint) else won
+            if reply.answer is not Answer.RUNNING:
+                return None
+        if time.monotonic() + delay > end:
+            return None
+        yield Sleep(delay)
+        delay = min(delay * 2, 0.5)
+
+
+def give_back(
+    desk: FlowDesk, taken: Taken, command: c.Release | c.Interrupt
+) -> Generator[Effect, Any, None]:
+    """Release or interrupt; another call of this process may go ahead as soon as it is done."""
+    ask = taken.claim
+    kind = "released" if isinstance(command, c.Release) else "interrupted"
+    try:
+        reply = yield Execute(command)
+    except GeneratorExit:
+        raise
+    except StoreUnavailable:
+        yield Spawn(_give_up(ask, command))
+        _tell(ask, kind, taken.since, outcome="retrying")
+    except BaseException:
+        yield Spawn(_give_up(ask, command))
+        raise
+    else:
+        refused = reply.answer is Answer.REFUSED
+        _tell(ask, kind, taken.since, outcome="refused" if refused else "")
+    finally:
+        taken.ended = True
+        desk.flights.leave(taken.place)
+
+
+def _give_up(
+    ask: Claim, command: c.Release | c.Interrupt | None = None
+) -> Generator[Effect, Any, None]:
+    """Leave nothing of a token behind: tried until its lease would have ended anyway."""
+    command = command or c.Release(ask.digest, ask.token)
+    end = time.monotonic() + ask.policy.lease
+    delay = 0.05
+    while True:
+        try:
+            yield Execute(command)
+            return
+        except StoreUnavailable:
+            if time.monotonic() + delay > end:
+                return  # the lease has ended: the receipt counts as abandoned
+        yield Sleep(delay)
+        delay = min(delay * 2, 1.0)
+
+
+def _decode(ask: Claim, value: bytes) -> Record | Running:
+    try:
+        return decode(value)
+    except CorruptRecord as error:
+        raise _corrupt(ask, str(error)) from None
+
+
+def _corrupt(ask: Claim, reason: str) -> RecordCorrupt:
+    _tell(ask, "record-corrupt", None, detail=reason)
+    return RecordCorrupt(ask.name, reason)
+
+
+def _in_flight(ask: Claim, lease_left: float) -> InFlight:
+    _tell(ask, "in-flight", None)
+    return InFlight(ask.name, round(min(max(lease_left, 0.05), 1.0), 3))
+
+
+def _tell(ask: Claim, kind: str, since: float | None, outcome: str = "", detail: str = "") -> None:
+    emit(
+        Event(
+            kind=kind,
+            key=ask.name,
+            scope=ask.scope_digest,
+            request_id=ask.request_id,
+            duration=None if since is None else time.monotonic() - since,
+            outcome=outcome,
+            detail=detail,
+        )
+    )

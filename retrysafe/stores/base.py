@@ -1,0 +1,57 @@
+"""The seam between the flow and a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from retrysafe.commands import Command, Reply
+
+# What an inbox receives: the receipt's digest (16 bytes) and its record, b"" where the record is
+# too large to ride along or the receipt was given up. A name of b"" asks every waiter to look
+# again: messages may have been lost.
+OnMessage = Callable[[bytes, bytes], None]
+
+
+class Backend(Protocol):
+    """One process's sync door to a store. Every method may raise errors.StoreUnavailable."""
+
+    def execute(self, command: Command) -> Reply: ...
+
+    def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]: ...
+
+    def eval(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any: ...
+
+    def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
+        """Subscribe once to `inbox`; True when confirmed within `limit` seconds."""
+
+    def close(self) -> None: ...
+
+
+class AsyncBackend(Protocol):
+    """One event loop's door to a store. Every method may raise errors.StoreUnavailable."""
+
+    async def execute(self, command: Command) -> Reply: ...
+
+    async def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]: ...
+
+    async def eval(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any: ...
+
+    async def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
+        """Subscribe once to `inbox`; True when confirmed within `limit` seconds."""
+
+    async def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """A store as users hold it: no connection of its own, safe to share between threads, loops
+    and (before first use in each) processes."""
+
+    namespace: str
+    url: str
+
+    def open(self) -> Backend:
+        """A new sync door."""
+
+    def open_async(self) -> AsyncBackend:
+        """A new door for the running event loop."""

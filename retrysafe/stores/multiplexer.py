@@ -1,0 +1,287 @@
+"""One connection, many callers: commands of one event-loop tick leave in one write.
+
+redis-py opens, authenticates, encrypts and discovers; from then on this class owns the socket.
+Replies are matched in order, so a cancelled caller costs nothing: its reply is read and dropped.
+A lost connection is opened again and what was out is sent again; every command of ours bears it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import hiredis
+import redis.exceptions as redis_errors
+
+from retrysafe.errors import StoreUnavailable
+
+Connect = Callable[[], Awaitable[Any]]
+
+_SWEEP = 0.1
+_PING_AFTER = 10.0
+_LIMIT = 20_000
+# Replies of a server that can't serve just now: the right one is a reconnect away.
+_ELSEWHERE = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+
+
+def pack(*args: bytes | str | int) -> bytes:
+    """One command in the protocol's form."""
+    packed: bytes = hiredis.pack_command(args)  # type: ignore[arg-type]  # its stub knows 1-tuples
+    return packed
+
+
+class ServerError(Exception):
+    """An error reply, as the server worded it."""
+
+
+class _Entry:
+    __slots__ = ("deadline", "future", "packed", "subscribes")
+
+    def __init__(
+        self, packed: bytes, future: asyncio.Future[Any], deadline: float, subscribes: bool = False
+    ) -> None:
+        self.packed = packed
+        self.future = future
+        self.deadline = deadline
+        self.subscribes = subscribes
+
+
+class Multiplexer(asyncio.Protocol):
+    """Belongs to one event loop. `connect` returns a connected redis.asyncio connection;
+    `deadline` is how long (seconds) one command may take, reconnects and resends included."""
+
+    def __init__(self, connect: Connect, deadline: float) -> None:
+        self._connect = connect
+        self._deadline = deadline
+        self._loop = asyncio.get_running_loop()
+        self._transport: Any = None
+        self._connection: Any = None
+        self._parser = hiredis.Reader(replyError=ServerError)
+        self._out: deque[_Entry] = deque()
+        self._sent: deque[_Entry] = deque()
+        self._flush_due = False
+        self._paused = False
+        self._opening: asyncio.Task[None] | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._channel: bytes | None = None
+        self._on_push: Callable[[Any], None] | None = None
+        self._last_reply = self._loop.time()
+        self._closed = False
+
+    async def send(self, *args: bytes | str | int) -> Any:
+        """One command's reply. Raises StoreUnavailable past the deadline, ServerError."""
+        while len(self._out) + len(self._sent) >= _LIMIT:
+            await self._wait_for_room()
+        return await self.enqueue(pack(*args))
+
+    def enqueue(self, packed: bytes, subscribes: bool = False) -> asyncio.Future[Any]:
+        """Queue packed bytes of one command; its reply comes in the future."""
+        if self._closed:
+            raise StoreUnavailable(reason="the store is closed")
+        now = self._loop.time()
+        entry = _Entry(packed, self._loop.create_future(), now + self._deadline, subscribes)
+        self._out.append(entry)
+        if self._transport is None:
+            self._open()
+        elif not self._sent and len(self._out) == 1:
+            self._flush()  # an idle connection gains nothing from waiting for the tick's end
+        elif not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
+        return entry.future
+
+    async def subscribe(self, channel: bytes, on_push: Callable[[Any], None]) -> None:
+        """Listen to one channel for as long as the connection is used, reconnects included.
+
+        `on_push` gets each push, and None after a reconnect: messages may have been lost.
+        """
+        self._on_push = on_push
+        self._channel = channel
+        await self.enqueue(pack("SUBSCRIBE", channel), subscribes=True)
+
+    async def close(self) -> None:
+        """Close the connection; whatever is still out fails."""
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        if self._opening is not None:
+            self._opening.cancel()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+        self._fail_all("the store was closed")
+
+    # asyncio.Protocol
+
+    def data_received(self, data: bytes) -> None:
+        self._last_reply = self._loop.time()
+        self._parser.feed(data)
+        sent = self._sent
+        while (reply := self._parser.gets()) is not False:
+            if isinstance(reply, hiredis.PushNotification):
+                self._push(reply)
+                continue
+            if not sent:
+                self._drop()
+                return
+            entry = sent.popleft()
+            if isinstance(reply, ServerError):
+                word = str(reply).partition(" ")[0]
+                if word in _ELSEWHERE and not entry.future.done():
+                    sent.appendleft(entry)
+                    self._drop()
+                    return
+                if not entry.future.done():
+                    entry.future.set_exception(reply)
+            elif not entry.future.done():
+                entry.future.set_result(reply)
+        if self._room:
+            self._make_room()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is not None:
+            self._drop()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+
+    # Inside
+
+    def _push(self, push: Any) -> None:
+        if push[0] == b"subscribe":
+            if self._sent and self._sent[0].subscribes:
+                entry = self._sent.popleft()
+                if not entry.future.done():
+                    entry.future.set_result(None)
+        elif self._on_push is not None:
+            self._on_push(push)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._transport is None or self._paused or not self._out:
+            return
+        if len(self._out) == 1:
+            entry = self._out.popleft()
+            self._sent.append(entry)
+            self._transport.write(entry.packed)
+            return
+        self._transport.write(b"".join([entry.packed for entry in self._out]))
+        self._sent.extend(self._out)
+        self._out.clear()
+
+    def _drop(self) -> None:
+        """Leave the connection; what is out goes first on the next one."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+        self._paused = False
+        self._parser = hiredis.Reader(replyError=ServerError)
+        unanswered = [e for e in self._sent if not e.future.done() and not e.subscribes]
+        resubscribed = [e for e in self._sent if e.subscribes and not e.future.done()]
+        self._sent.clear()
+        self._out.extendleft(reversed(unanswered))
+        for entry in resubscribed:
+            self._out.append(entry)
+        if not self._closed and (self._out or self._channel):
+            self._open()
+
+    def _open(self) -> None:
+        if self._opening is None or self._opening.done():
+            self._opening = self._loop.create_task(self._reconnect(), name="retrysafe-connect")
+
+    async def _reconnect(self) -> None:
+        delay = 0.01
+        again = False
+        while not self._closed:
+            try:
+                async with asyncio.timeout(self._deadline):
+                    connection = await self._connect()
+                break
+            except (OSError, redis_errors.RedisError, TimeoutError) as error:
+                again = True
+                if isinstance(error, redis_errors.AuthenticationError):
+                    self._fail_all(f"{type(error).__name__}: {error}")
+                if not self._out and self._channel is None:
+                    return
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 0.5)
+        if self._closed:
+            return
+        self._adopt(connection)
+        if self._channel is not None and not any(e.subscribes for e in self._out):
+            future = self.enqueue(pack("SUBSCRIBE", self._channel), subscribes=True)
+            future.add_done_callback(self._resubscribed)
+        self._flush()
+        if again:
+            self._last_reply = self._loop.time()
+
+    def _adopt(self, connection: Any) -> None:
+        transport = connection._writer.transport
+        transport.set_protocol(self)
+        # Kept: stream writers and redis-py's connections close their socket when collected.
+        self._connection = connection
+        self._transport = transport
+
+    def _resubscribed(self, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled() and future.exception() is None and self._on_push is not None:
+            self._on_push(None)
+
+    def _sweep(self) -> None:
+        """Fail what is past its deadline; a reply that never comes condemns the connection."""
+        self._sweeper = None
+        now = self._loop.time()
+        stuck = bool(self._sent) and self._sent[0].deadline < now
+        for queue in (self._sent, self._out):
+            for entry in queue:
+                if entry.deadline >= now:
+                    break
+                if not entry.future.done():
+                    entry.future.set_exception(
+                        StoreUnavailable(reason=f"no answer within {self._deadline:g} s")
+                    )
+        while self._out and self._out[0].future.done():
+            self._out.popleft()
+        if stuck:
+            self._drop()
+        elif (
+            self._channel is not None
+            and self._transport is not None
+            and not self._sent
+            and now - self._last_reply > _PING_AFTER
+        ):
+            self.enqueue(pack("PING")).add_done_callback(lambda done: done.exception())
+        if self._room:
+            self._make_room()
+        if self._sweeper is None and (self._sent or self._out or self._channel):
+            self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
+
+    def _fail_all(self, reason: str) -> None:
+        for entry in (*self._sent, *self._out):
+            if not entry.future.done():
+                entry.future.set_exception(StoreUnavailable(reason=reason))
+        self._sent.clear()
+        self._out.clear()
+        self._make_room()
+
+    async def _wait_for_room(self) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._room.append(future)
+        await future
+
+    def _make_room(self) -> None:
+        free = _LIMIT - len(self._out) - len(self._sent)
+        while self._room and free > 0:
+            waiting = self._room.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                free -= 1

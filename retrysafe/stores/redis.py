@@ -1,0 +1,263 @@
+"""Receipts in Redis or Valkey: the async door over one multiplexed connection, the sync one over
+redis-py's pool."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import redis
+import redis.asyncio as aioredis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from retrysafe.commands import Command, Finish, Reply
+from retrysafe.errors import StoreUnavailable
+from retrysafe.stores.base import OnMessage
+from retrysafe.stores.multiplexer import Multiplexer, ServerError
+from retrysafe.stores.wire import Wire, script
+
+# "503 within 2 s": one command's whole time, reconnects and resends included.
+COMMAND_DEADLINE = 1.5
+_CONNECT_TIMEOUT = 1.0
+_BULK = 64 * 1024
+_RESENT = (redis.ConnectionError, redis.BusyLoadingError, redis.ReadOnlyError)
+
+
+class RedisStore:
+    """One Redis, by URL: `redis://`, `rediss://`, `unix://` as redis-py reads them."""
+
+    def __init__(self, url: str, namespace: str = "retrysafe") -> None:
+        self.url = url
+        self.namespace = namespace
+        self._options: dict[str, Any] = {
+            "socket_connect_timeout": _CONNECT_TIMEOUT,
+            "socket_timeout": COMMAND_DEADLINE,
+            "decode_responses": False,
+        }
+        redis.ConnectionPool.from_url(url)  # a URL that can't be used fails here, not in traffic
+
+    def open(self) -> RedisBackend:
+        pool = redis.BlockingConnectionPool.from_url(
+            self.url,
+            max_connections=64,
+            timeout=COMMAND_DEADLINE,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            **self._options,
+        )
+        return RedisBackend(redis.Redis(connection_pool=pool), self.namespace)
+
+    def open_async(self) -> AsyncRedisBackend:
+        pool = aioredis.ConnectionPool.from_url(
+            self.url, retry=AsyncRetry(), protocol=3, **self._options
+        )
+
+        async def connect() -> Any:
+            connection: Any = pool.make_connection()  # type: ignore[no-untyped-call]
+            await connection.connect()
+            return connection
+
+        return AsyncRedisBackend(connect, self.namespace)
+
+    def __repr__(self) -> str:
+        return f"RedisStore(namespace={self.namespace!r})"  # a URL may hold a password
+
+
+def AsyncRetry() -> Any:
+    """redis-py's own retries are off: the multiplexer resends."""
+    from redis.asyncio.retry import Retry as _Retry
+
+    return _Retry(NoBackoff(), 0)
+
+
+class AsyncRedisBackend:
+    """The door of one event loop: a connection for small values and messages, one for big values
+    (a large value ahead in the queue would hold up every small one)."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Any]], namespace: str) -> None:
+        self._wire = Wire(namespace)
+        self._main = Multiplexer(connect, COMMAND_DEADLINE)
+        self._connect = connect
+        self._bulk: Multiplexer | None = None
+
+    async def execute(self, command: Command) -> Reply:
+        name, key, args = self._wire.pack(command)
+        lane = self._main
+        if isinstance(command, Finish) and len(command.value) > _BULK:
+            lane = self._bulk = self._bulk or Multiplexer(self._connect, COMMAND_DEADLINE)
+        return self._wire.unpack(await self._run(lane, name, (key,), args))
+
+    async def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]:
+        async def one(command: Command) -> Reply | Exception:
+            try:
+                return await self.execute(command)
+            except StoreUnavailable as error:
+                return error
+
+        return await asyncio.gather(*map(one, commands))
+
+    async def eval(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        return await self._run(self._main, name, tuple(keys), tuple(args))
+
+    async def command(self, *args: bytes | str | int) -> Any:
+        """Any single command, for the parts that need no script."""
+        try:
+            return await self._main.send(*args)
+        except ServerError as error:
+            raise _refused(error) from None
+
+    async def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
+        def on_push(push: Any) -> None:
+            if push is None:
+                on_message(b"", b"")
+            elif push[0] == b"message":
+                on_message(push[2][:16], push[2][16:])
+
+        try:
+            async with asyncio.timeout(limit):
+                await self._main.subscribe(self._wire.inboxes + inbox, on_push)
+        except (ServerError, StoreUnavailable, TimeoutError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self._main.close()
+        if self._bulk is not None:
+            await self._bulk.close()
+
+    async def _run(
+        self, lane: Multiplexer, name: str, keys: tuple[Any, ...], args: tuple[Any, ...]
+    ) -> Any:
+        text, sha = script(name)
+        try:
+            return await lane.send(b"EVALSHA", sha, len(keys), *keys, *args)
+        except ServerError as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise _refused(error) from None
+        try:
+            return await lane.send(b"EVAL", text, len(keys), *keys, *args)
+        except ServerError as error:
+            raise _refused(error) from None
+
+
+class RedisBackend:
+    """The door of one process, for threads: redis-py's pool, our own resends."""
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        self._client = client
+        self._wire = Wire(namespace)
+        self._listener: _Listener | None = None
+
+    def execute(self, command: Command) -> Reply:
+        name, key, args = self._wire.pack(command)
+        return self._wire.unpack(self._run(name, (key,), args))
+
+    def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]:
+        answers: list[Reply | Exception] = []
+        for command in commands:
+            try:
+                answers.append(self.execute(command))
+            except StoreUnavailable as error:
+                answers.append(error)
+        return answers
+
+    def eval(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        return self._run(name, tuple(keys), tuple(args))
+
+    def command(self, *args: bytes | str | int) -> Any:
+        """Any single command, for the parts that need no script."""
+        return self._send(*args)
+
+    def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
+        self._listener = _Listener(self._client, self._wire.inboxes + inbox, on_message)
+        return self._listener.start(limit)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.stop()
+        self._client.close()
+        self._client.connection_pool.disconnect()
+
+    def _run(self, name: str, keys: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+        text, sha = script(name)
+        try:
+            return self._send(b"EVALSHA", sha, len(keys), *keys, *args)
+        except redis.exceptions.NoScriptError:
+            return self._send(b"EVAL", text, len(keys), *keys, *args)
+
+    def _send(self, *args: Any) -> Any:
+        """One command, sent again while the connection is at fault and the deadline allows."""
+        end = time.monotonic() + COMMAND_DEADLINE
+        delay = 0.01
+        while True:
+            try:
+                return self._client.execute_command(*args)  # type: ignore[no-untyped-call]
+            except redis.AuthenticationError as error:
+                raise StoreUnavailable(reason=f"{type(error).__name__}: {error}") from error
+            except redis.exceptions.NoScriptError:
+                raise
+            except _RESENT as error:
+                if time.monotonic() + delay >= end:
+                    raise StoreUnavailable(reason=type(error).__name__) from error
+                if isinstance(error, redis.ReadOnlyError):
+                    self._client.connection_pool.disconnect()
+                time.sleep(delay)
+                delay *= 2
+            except redis.RedisError as error:
+                raise StoreUnavailable(reason=f"{type(error).__name__}: {error}") from error
+
+
+class _Listener:
+    """A thread that keeps one subscription alive."""
+
+    def __init__(self, client: redis.Redis, channel: bytes, on_message: OnMessage) -> None:
+        self._client = client
+        self._channel = channel
+        self._on_message = on_message
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="retrysafe-inbox", daemon=True)
+
+    def start(self, limit: float) -> bool:
+        self._thread.start()
+        return self._ready.wait(limit)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(COMMAND_DEADLINE)
+
+    def _run(self) -> None:
+        owner = os.getpid()
+        delay = 0.05
+        while not self._stopping.is_set() and os.getpid() == owner:
+            pubsub: Any = self._client.pubsub()  # type: ignore[no-untyped-call]
+            try:
+                pubsub.subscribe(self._channel)
+                while not self._stopping.is_set():
+                    message = pubsub.get_message(timeout=0.5)
+                    if message is None:
+                        continue
+                    if message["type"] == "subscribe":
+                        delay = 0.05
+                        lost = self._ready.is_set()
+                        self._ready.set()
+                        if lost:
+                            self._on_message(b"", b"")
+                    elif message["type"] == "message":
+                        data = message["data"]
+                        self._on_message(data[:16], data[16:])
+            except (redis.RedisError, OSError):
+                self._stopping.wait(delay)
+                delay = min(delay * 2, 1.0)
+            finally:
+                pubsub.close()
+
+
+def _refused(error: ServerError) -> StoreUnavailable:
+    return StoreUnavailable(reason=str(error)[:200])

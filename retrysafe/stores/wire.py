@@ -1,0 +1,76 @@
+"""Commands as Redis speaks them: script, key and arguments; and the replies back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from retrysafe import commands as c
+from retrysafe.commands import Answer, Reply
+from retrysafe.records import short
+
+
+@cache
+def script(name: str) -> tuple[bytes, bytes]:
+    """A script's text and its SHA-1, as EVAL and EVALSHA take them."""
+    text = resources.files("retrysafe.stores").joinpath("lua", f"{name}.lua").read_bytes()
+    return text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+
+
+class Wire:
+    """The names of one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self.receipts = f"{namespace}:r:".encode()
+        self.inboxes = f"{namespace}:i:".encode()
+
+    def pack(self, command: c.Command) -> tuple[str, bytes, tuple[bytes | int | str, ...]]:
+        """The script's name, its key, its arguments."""
+        key = self.receipts + command.key.hex().encode()
+        match command:
+            case c.Begin():
+                return (
+                    "begin",
+                    key,
+                    (
+                        command.token,
+                        command.fingerprint,
+                        command.lease_us,
+                        command.ttl_ms,
+                        command.inbox,
+                        b"1" if command.take_over else b"0",
+                        short(command.request_id),
+                    ),
+                )
+            case c.Finish():
+                return (
+                    "finish",
+                    key,
+                    (
+                        command.token,
+                        command.value,
+                        command.ttl_ms,
+                        self.inboxes,
+                        c.NUDGE_LIMIT,
+                        command.key,
+                    ),
+                )
+            case c.Renew():
+                return "renew", key, (command.token, command.lease_us, command.ttl_ms)
+            case c.Release():
+                return "release", key, (command.token, self.inboxes, command.key)
+            case c.Interrupt():
+                return "interrupt", key, (command.token, self.inboxes, command.key)
+            case c.Forget():
+                return "forget", key, (self.inboxes, command.key)
+            case c.Look():
+                return "look", key, ()
+
+    @staticmethod
+    def unpack(raw: Sequence[Any]) -> Reply:
+        """A script's reply."""
+        answer, number, value = raw
+        return Reply(Answer(answer), int(number), value)

@@ -1,0 +1,370 @@
+"""The receipt protocol while the store fails, on real servers and through a real proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from retrysafe import errors, keys
+from retrysafe.desks import async_desk_for
+from retrysafe.events import listening
+from retrysafe.policy import IdempotencyPolicy
+from retrysafe.receipts import MAX_WAITERS, AsyncHeld, AsyncReceipts, Call, Held, Receipts
+from retrysafe.records import Record
+from retrysafe.settings import Settings
+from retrysafe.stores.redis import RedisStore
+from retrysafe.stores.wire import script
+from tests.faults.proxy import Proxy
+from tests.servers import Server
+from tests.support import run, until
+
+ONE = keys.fingerprint("body", b"one")
+CALL = Call("k", "s", ONE)
+
+
+def policy(**fields: Any) -> Any:
+    return IdempotencyPolicy(**fields).resolve(Settings())
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2].partition("/")[0])
+
+
+def sha(name: str) -> bytes:
+    return script(name)[1]
+
+
+@pytest.fixture
+def proxy(redis_url: str) -> Iterator[Proxy]:
+    with Proxy(port_of(redis_url)) as started:
+        yield started
+
+
+async def held(receipts: AsyncReceipts, call: Call = CALL) -> AsyncHeld:
+    got = await receipts.begin(call)
+    assert isinstance(got, AsyncHeld)
+    return got
+
+
+def test_I41_B061_a_begin_whose_reply_was_lost_is_not_in_flight_by_itself(proxy: Proxy) -> None:
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(proxy.url, "faults"), policy())
+        await (await held(receipts, Call("warm", "s", ONE))).finish(b"x", 60)
+        proxy.lose_reply(sha("begin"))
+        first = await held(receipts)
+        assert proxy.lost == 1
+        await first.finish(b"r", 60)
+        assert isinstance(await receipts.begin(CALL), Record)
+
+    run(main())
+
+
+def test_I42_B063_a_finish_whose_reply_was_lost_is_recorded_once(proxy: Proxy) -> None:
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(proxy.url, "faults"), policy())
+        await (await held(receipts, Call("warm", "s", ONE))).finish(b"x", 60)
+        first = await held(receipts)
+        proxy.lose_reply(sha("finish"))
+        assert await first.finish(b"r", 60) is None
+        assert proxy.lost == 1
+        again = await receipts.begin(CALL)
+        assert isinstance(again, Record)
+        assert again.payload == b"r"
+
+    run(main())
+
+
+def test_B063_a_release_whose_reply_was_lost_releases(proxy: Proxy) -> None:
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(proxy.url, "faults"), policy())
+        await (await held(receipts, Call("warm", "s", ONE))).release()
+        first = await held(receipts)
+        proxy.lose_reply(sha("release"))
+        await first.release()
+        await (await held(receipts)).release()
+
+    run(main())
+
+
+def test_sync_commands_survive_lost_replies(proxy: Proxy) -> None:
+    receipts = Receipts(RedisStore(proxy.url, "faults"), policy())
+    warm = receipts.begin(Call("warm", "s", ONE))
+    assert isinstance(warm, Held)
+    warm.finish(b"x", 60)
+    proxy.lose_reply(sha("begin"))
+    first = receipts.begin(CALL)
+    assert isinstance(first, Held)
+    proxy.lose_reply(sha("finish"))
+    assert first.finish(b"r", 60) is None
+    assert proxy.lost == 2
+    assert isinstance(receipts.begin(CALL), Record)
+
+
+def test_a_cut_connection_costs_no_caller_its_answer(proxy: Proxy) -> None:
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(proxy.url, "faults"), policy())
+        for round_number in range(5):
+            calls = [
+                asyncio.create_task(held(receipts, Call(f"{round_number}-{n}", "s", ONE)))
+                for n in range(100)
+            ]
+            await asyncio.sleep(0)
+            proxy.cut()
+            for each in await asyncio.gather(*calls):
+                await each.finish(b"r", 60)
+
+    run(main())
+
+
+def test_O52_a_flushed_script_cache_is_loaded_again(redis_url: str) -> None:
+    store = RedisStore(redis_url, "faults")
+    sync = Receipts(store, policy())
+
+    async def main() -> None:
+        receipts = AsyncReceipts(store, policy())
+        door = store.open_async()
+        first = await held(receipts)
+        await door.command("SCRIPT", "FLUSH")
+        await first.finish(b"r", 60)
+        await door.command("SCRIPT", "FLUSH")
+        assert isinstance(await receipts.begin(CALL), Record)
+        await door.command("SCRIPT", "FLUSH")
+        await door.close()
+
+    run(main())
+    assert isinstance(sync.begin(CALL), Record)
+
+
+def test_I40_B060_a_store_that_comes_back_gets_the_record(
+    own_server: Callable[..., Server],
+) -> None:
+    server = own_server(appendonly="yes", appendfsync="always")
+    seen: list[tuple[str, str]] = []
+
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(server.url, "faults"), policy(lease=20))
+        first = await held(receipts)
+        server.kill()
+        began = time.monotonic()
+        assert await first.finish(b"r", 60) is None  # the caller is not kept for ever
+        assert time.monotonic() - began < 10
+        assert ("result-unrecorded", "retrying") in seen
+        await asyncio.to_thread(server.restart)
+        await until(lambda: ("finished", "kept") in seen)
+        again = await receipts.begin(CALL)
+        assert isinstance(again, Record)
+        assert again.payload == b"r"
+
+    with listening(lambda event: seen.append((event.kind, event.outcome))):
+        run(main(), limit=60)
+
+
+def test_I40_a_store_that_stays_away_is_given_up_at_the_leases_end(
+    own_server: Callable[..., Server],
+) -> None:
+    server = own_server()
+    seen: list[tuple[str, str]] = []
+
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(server.url, "faults"), policy(lease=1))
+        first = await held(receipts)
+        server.kill()
+        await first.finish(b"r", 60)
+        await until(lambda: ("result-unrecorded", "given-up") in seen)
+        assert len(first._desk.flights) == 0
+
+    with listening(lambda event: seen.append((event.kind, event.outcome))):
+        run(main(), limit=60)
+
+
+def test_O93_a_store_that_hangs_is_unavailable_in_bounded_time(
+    own_server: Callable[..., Server],
+) -> None:
+    server = own_server()
+
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(server.url, "faults"), policy(lease=5))
+        await (await held(receipts, Call("warm", "s", ONE))).finish(b"x", 60)
+        server.pause()
+        try:
+            async with asyncio.timeout(3):
+                with pytest.raises(errors.StoreUnavailable):
+                    await receipts.begin(CALL)
+        finally:
+            server.resume()
+        # The begin that was given up may have run: at most a lease, then the key is free.
+        async with asyncio.timeout(10):
+            await (await held(receipts)).finish(b"r", 60)
+
+    run(main(), limit=60)
+
+
+def test_O93_sync_a_store_that_hangs_is_unavailable_in_bounded_time(
+    own_server: Callable[..., Server],
+) -> None:
+    server = own_server()
+    receipts = Receipts(RedisStore(server.url, "faults"), policy(lease=5))
+    warm = receipts.begin(Call("warm", "s", ONE))
+    assert isinstance(warm, Held)
+    warm.finish(b"x", 60)
+    server.pause()
+    try:
+        with pytest.raises(errors.StoreUnavailable):
+            receipts.begin(CALL)
+    finally:
+        server.resume()
+
+
+def test_I48_a_full_store_is_unavailable_and_nothing_runs(
+    own_server: Callable[..., Server],
+) -> None:
+    server = own_server(maxmemory="3mb", maxmemory_policy="noeviction")
+
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(server.url, "faults"), policy())
+        first = await held(receipts)
+        door = RedisStore(server.url, "faults").open_async()
+        filled = 0
+        for size in (50_000, 500, 1):
+            with pytest.raises(errors.StoreUnavailable, match="OOM"):
+                while filled < 50_000:
+                    await door.command("SET", f"fill-{filled}", "x" * size, "PX", 600_000)
+                    filled += 1
+        with pytest.raises(errors.StoreUnavailable):
+            await receipts.begin(Call("other", "s", ONE))
+        finishing = asyncio.create_task(first.finish(b"r", 60))
+        for n in range(filled):
+            await door.command("DEL", f"fill-{n}")
+        await finishing
+        await until(lambda: len(first._desk.flights) == 0)
+        assert isinstance(await receipts.begin(CALL), Record)
+        await door.close()
+
+    run(main(), limit=60)
+
+
+def test_I52_O37_a_user_without_channels_records_and_its_waiters_poll(
+    own_server: Callable[..., Server],
+) -> None:
+    server = own_server()
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "resetchannels", "~*", "+@all")
+    url = f"redis://app:pw@127.0.0.1:{server.port}/0"
+    seen: list[str] = []
+
+    async def main() -> None:
+        store = RedisStore(url, "faults")
+        sync = Receipts(store, policy())
+        first = await asyncio.to_thread(sync.begin, CALL)  # another inbox than the waiter's
+        assert isinstance(first, Held)
+        receipts = AsyncReceipts(store, policy())
+        waiter = asyncio.create_task(receipts.begin(CALL))
+        await until(lambda: async_desk_for(store, MAX_WAITERS).flights.waiting == 1)
+        await until(lambda: "inbox-lost" in seen)
+        await asyncio.to_thread(first.finish, b"r", 60)
+        async with asyncio.timeout(3):
+            record = await waiter
+        assert isinstance(record, Record)
+        assert record.payload == b"r"
+
+    with listening(lambda event: seen.append(event.kind)):
+        run(main())
+
+
+def test_I61_B135_a_killed_subscription_costs_no_waiter_its_answer(redis_url: str) -> None:
+    async def main() -> None:
+        store = RedisStore(redis_url, "faults")
+        sync = Receipts(RedisStore(redis_url, "faults"), policy())
+        first = await asyncio.to_thread(sync.begin, CALL)
+        assert isinstance(first, Held)
+        receipts = AsyncReceipts(store, policy())
+        waiters = [asyncio.create_task(receipts.begin(CALL)) for _ in range(20)]
+        desk = async_desk_for(store, MAX_WAITERS)
+        await until(lambda: desk.listening and desk.flights.waiting == 20)
+        door = store.open_async()
+        for _ in range(3):
+            await door.command("CLIENT", "KILL", "TYPE", "pubsub")
+        await asyncio.to_thread(first.finish, b"r", 60)
+        async with asyncio.timeout(5):
+            records = await asyncio.gather(*waiters)
+        assert {record.payload for record in records} == {b"r"}  # type: ignore[union-attr]
+
+        async def subscribed() -> bool:
+            found = await door.command("PUBSUB", "NUMSUB", b"faults:i:" + desk.inbox)
+            return bool(found[1] == 1)
+
+        await until(subscribed)
+        await door.close()
+
+    run(main())
+
+
+def test_B136_a_held_connection_ends_the_wait_in_time(proxy: Proxy, redis_url: str) -> None:
+    async def main() -> None:
+        first = await held(AsyncReceipts(RedisStore(redis_url, "faults"), policy()))
+        store = RedisStore(proxy.url, "faults")
+        receipts = AsyncReceipts(store, policy(wait=1.0))
+        waiter = asyncio.create_task(receipts.begin(CALL))
+        await until(lambda: async_desk_for(store, MAX_WAITERS).listening)
+        proxy.hold()
+        async with asyncio.timeout(5):
+            with pytest.raises((errors.StoreUnavailable, errors.InFlight)):
+                await waiter
+        proxy.resume()
+        await first.finish(b"r", 60)
+
+    run(main())
+
+
+def test_I70_O35_500_keys_at_once_need_one_connection(proxy: Proxy) -> None:
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(proxy.url, "faults"), policy())
+
+        async def once(n: int) -> None:
+            await (await held(receipts, Call(f"k{n}", "s", ONE))).finish(b"r", 60)
+
+        await asyncio.gather(*(once(n) for n in range(500)))
+        assert proxy.connections == 1
+
+    run(main())
+
+
+def test_cancelled_callers_keep_the_order_of_replies(redis_url: str) -> None:
+    async def main() -> None:
+        store = RedisStore(redis_url, "faults")
+        door = store.open_async()
+
+        async def echo(n: int) -> bool:
+            found = await door.command("ECHO", f"word-{n}")
+            return bool(found == b"word-%d" % n)
+
+        tasks = [asyncio.create_task(echo(n)) for n in range(5000)]
+        await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        answered = [each for each in results if not isinstance(each, BaseException)]
+        assert len(answered) > 3000
+        assert all(answered)
+        await door.close()
+
+    run(main())
+
+
+def test_a_large_record_goes_its_own_way_and_is_fetched_by_waiters(redis_url: str) -> None:
+    async def main() -> None:
+        big = b"x" * 3_000_000
+        first = await held(AsyncReceipts(RedisStore(redis_url, "faults"), policy()))
+        store = RedisStore(redis_url, "faults")
+        waiter = asyncio.create_task(AsyncReceipts(store, policy()).begin(CALL))
+        await until(lambda: async_desk_for(store, MAX_WAITERS).listening)
+        await first.finish(big, 60)
+        record = await waiter
+        assert isinstance(record, Record)
+        assert record.payload == big
+
+    run(main())
