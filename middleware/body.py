@@ -1,0 +1,112 @@
+"""A request body that was read once, to be read again by the app."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from typing import IO, Any
+
+_IN_MEMORY = 1 << 20
+_PIECE = 64 * 1024
+
+Message = dict[str, Any]
+
+
+class TooLarge(Exception):
+    """The body is over the cap."""
+
+
+class Disconnected(Exception):
+    """The client left before the body was whole."""
+
+
+class Body:
+    """Up to a MiB as the chunks that came, beyond it in a temporary file; never both."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._chunks: list[bytes] = []
+        self._file: IO[bytes] | None = None
+
+    def append(self, chunk: bytes) -> None:
+        """Add the next chunk."""
+        if not chunk:
+            return
+        self.size += len(chunk)
+        if self._file is None and self.size > _IN_MEMORY:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the request
+            for each in self._chunks:
+                self._file.write(each)
+            self._chunks.clear()
+        if self._file is None:
+            self._chunks.append(chunk)
+        else:
+            self._file.write(chunk)
+
+    def whole(self) -> bytes:
+        """The whole body in one piece."""
+        if self._file is None:
+            return b"".join(self._chunks)
+        self._file.seek(0)
+        return self._file.read()
+
+    def messages(self) -> list[Message] | None:
+        """The ASGI messages of a small body; None where `pieces` must be used."""
+        if self._file is not None:
+            return None
+        last = len(self._chunks) - 1
+        return [
+            {"type": "http.request", "body": chunk, "more_body": n < last}
+            for n, chunk in enumerate(self._chunks)
+        ] or [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def pieces(self) -> AsyncIterator[Message]:
+        """The ASGI messages of a body in a file."""
+        assert self._file is not None
+        self._file.seek(0)
+        left = self.size
+        while left > 0:
+            piece = self._file.read(_PIECE)
+            left -= len(piece)
+            yield {"type": "http.request", "body": piece, "more_body": left > 0}
+
+    def close(self) -> None:
+        """Drop what was kept."""
+        self._chunks.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+async def read_body(
+    receive: Any, declared: int | None, limit: int, on_chunk: Callable[[bytes], None]
+) -> Body:
+    """Read the whole body. Raises TooLarge, Disconnected.
+
+    What is over the limit is read on, to a bound, and dropped: a client that still sends would
+    not read the answer, and the connection could not be used again.
+    """
+    body = Body()
+    too_large = declared is not None and declared > limit
+    drain = 4 * limit + (1 << 20)
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            chunk = message.get("body", b"")
+            if not too_large and body.size + len(chunk) > limit:
+                too_large = True
+                body.close()
+            if too_large:
+                drain -= len(chunk)
+                if drain < 0 or not message.get("more_body", False):
+                    raise TooLarge
+                continue
+            on_chunk(chunk)
+            body.append(chunk)
+            if not message.get("more_body", False):
+                return body
+    except BaseException:
+        body.close()
+        raise

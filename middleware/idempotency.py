@@ -1,0 +1,164 @@
+"""`IdempotencyMiddleware`: one execution per Idempotency-Key, around any ASGI app.
+
+Header and semantics follow draft-ietf-httpapi-idempotency-key-header; the flow is S2's: has this
+key been received, is its result known, wait for it or run and record.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, MutableMapping
+from hashlib import blake2b
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from starlette.requests import Request
+
+from retrysafe.context import context_of, current_request, enter, leave
+from retrysafe.errors import SettingsError
+from retrysafe.middleware.responder import Responder
+from retrysafe.middleware.routes import Marks, Patterns
+from retrysafe.policy import IdempotencyPolicy, ResolvedPolicy
+from retrysafe.receipts import AsyncReceipts
+from retrysafe.settings import Settings
+from retrysafe.stores import Store, open_store
+
+logger = logging.getLogger("retrysafe")
+
+Scope = MutableMapping[str, Any]
+ScopeOf = Callable[[Request], Any]
+
+_HANDLED = "retrysafe.handled"
+
+
+class IdempotencyMiddleware:
+    """Answers a retried request from the record of the first.
+
+    - `policy`: an IdempotencyPolicy; what it leaves open comes from the `RETRYSAFE_*` settings
+    - `store`: from `open_store(url)`; else by `RETRYSAFE_REDIS_URL`
+    - `scope`: who is calling, a callable of the request (sync or async) that returns text; by
+      default the authenticated user, else a digest of the Authorization header. None is the
+      anonymous caller: all of them share one scope, told apart by key and payload alone
+    - `routes`: path templates (`/orders/{id}`) that are keyed; by default every path
+
+    Pure ASGI. Raises SettingsError where a setting or an argument can't be used.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        policy: IdempotencyPolicy | None = None,
+        store: Store | None = None,
+        scope: ScopeOf | None = None,
+        routes: Iterable[str] | None = None,
+    ) -> None:
+        self.settings = settings = Settings.from_env()
+        faults: list[str] = []
+        if policy is not None and not isinstance(policy, IdempotencyPolicy):
+            faults.append(f"policy holds {policy!r}; it takes an IdempotencyPolicy")
+        if scope is not None and not callable(scope):
+            faults.append(f"scope holds {scope!r}; it takes a callable of the request")
+        if faults:
+            raise SettingsError(faults)
+        self.app = app
+        self.store = store if store is not None else open_store(settings.redis_url)
+        self.key_header = settings.key_header.lower().encode("ascii")
+        self.id_header = settings.request_id_header.lower().encode("ascii")
+        self.scope_of = scope or default_scope
+        self._methods = settings.methods
+        self._disabled = settings.disabled
+        self._patterns = Patterns(routes) if routes is not None else None
+        self._marks = Marks()
+        self._receipts: dict[IdempotencyPolicy, AsyncReceipts] = {}
+        self._default = self._receipts_of(policy or IdempotencyPolicy())
+        if self._disabled:
+            logger.warning("RETRYSAFE_DISABLED is set: no request is protected")
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if (
+            scope["type"] != "http"
+            or scope["method"] not in self._methods
+            or self._disabled
+            or _HANDLED in scope
+        ):
+            await self._pass(scope, receive, send)
+            return
+        header = self.key_header
+        keys = [value for name, value in scope["headers"] if name == header]
+        receipts = self._receipts_for(scope)
+        if receipts is None or not (keys or receipts.policy.require_key):
+            await self._pass(scope, receive, send)
+            return
+        scope = {**scope, _HANDLED: True}
+        await Responder(self, receipts, scope, receive, send).respond(keys)
+
+    async def _pass(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Let a request by, untouched, but not in another one's context (see Responder)."""
+        if current_request() is None or scope["type"] == "lifespan" or context_of(scope):
+            await self.app(scope, receive, send)
+            return
+        token = enter(None)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            leave(token)
+
+    async def caller(self, scope: Scope) -> str:
+        """Whose request this is. Raises whatever the user's callable raises."""
+        if self.scope_of is default_scope:
+            return default_scope(Request(scope))
+        found = self.scope_of(Request(scope))
+        if inspect.isawaitable(found):
+            found = await found
+        return "" if found is None else f"own:{found}"
+
+    def _receipts_for(self, scope: Scope) -> AsyncReceipts | None:
+        """The receipts of the request's policy; None where it isn't keyed."""
+        app = scope.get("app") or self.app
+        marked = self._marks.policy_for(app, scope)
+        if marked is not None:
+            return self._receipts_of(marked)
+        if self._patterns is not None and not self._patterns.match(scope):
+            return None
+        applies = self._default.policy.applies
+        if applies is not None and not applies(scope):
+            return None
+        return self._default
+
+    def _receipts_of(self, policy: IdempotencyPolicy) -> AsyncReceipts:
+        found = self._receipts.get(policy)
+        if found is None:
+            resolved: ResolvedPolicy = policy.resolve(self.settings)
+            found = AsyncReceipts(self.store, resolved, self.settings.max_waiters)
+            self._receipts[policy] = found
+        return found
+
+
+def default_scope(request: Request) -> str:
+    """The authenticated user of Starlette's AuthenticationMiddleware, else a digest of the
+    Authorization header, else the anonymous caller."""
+    user = request.scope.get("user")
+    if getattr(user, "is_authenticated", False):
+        for name in ("identity", "display_name", "username"):
+            try:
+                identity = getattr(user, name, None)
+            except NotImplementedError:  # Starlette's BaseUser leaves these to its subclasses
+                continue
+            if identity:
+                return f"user:{identity}"
+        return f"user:{user}"
+    credentials = request.headers.getlist("authorization")
+    if not credentials:
+        return ""
+    digest = blake2b("\0".join(credentials).encode("latin-1", "replace"), digest_size=16)
+    return f"auth:{digest.hexdigest()}"
+
+
+async def call_user(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a user's sync or async function; a sync one runs in a thread, it may block."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    found = await sync_to_async(function, thread_sensitive=False)(*args)
+    return await found if inspect.isawaitable(found) else found

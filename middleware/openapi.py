@@ -1,0 +1,63 @@
+"""OpenAPI: the key header and the problems, documented on every keyed operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+_PROBLEM = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "example": "urn:retrysafe:problem:in-flight"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "request_id": {"type": "string"},
+        "retryable": {"type": "boolean"},
+    },
+    "required": ["type", "title", "status", "detail", "request_id", "retryable"],
+}
+_ANSWERS = {
+    "400": "The key is missing or can't be used.",
+    "409": "In flight (retry after `Retry-After`), abandoned, or its result was not kept.",
+    "413": "The body is too large.",
+    "422": "The key was first used with another request.",
+    "503": "The receipt can't be written; nothing was run.",
+}
+
+
+def document(
+    schema: dict[str, Any],
+    *,
+    methods: Iterable[str] = ("POST", "PATCH"),
+    header: str = "Idempotency-Key",
+    required: bool = False,
+) -> dict[str, Any]:
+    """Add the header and the problems to each keyed operation of an OpenAPI schema.
+
+    Changes `schema` and returns it: `app.openapi = lambda: document(get_openapi(...))`. What an
+    operation documents itself is kept.
+    """
+    schema.setdefault("components", {}).setdefault("schemas", {})["IdempotencyProblem"] = _PROBLEM
+    parameter = {
+        "name": header,
+        "in": "header",
+        "required": required,
+        "description": "Makes the request safe to retry: the same key runs once.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+    }
+    content = {
+        "application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}
+    }
+    for path in schema.get("paths", {}).values():
+        for method in methods:
+            operation = path.get(method.lower())
+            if operation is None:
+                continue
+            parameters = operation.setdefault("parameters", [])
+            if all(each.get("name", "").lower() != header.lower() for each in parameters):
+                parameters.append(parameter)
+            answers = operation.setdefault("responses", {})
+            for status, description in _ANSWERS.items():
+                answers.setdefault(status, {"description": description, "content": content})
+    return schema

@@ -1,0 +1,331 @@
+"""One keyed request: its state, its answer, and the `send` that the app is given."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import re
+from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from retrysafe import errors, keys
+from retrysafe.context import SCOPE_KEY, RequestContext, context_of, enter, leave, new_request_id
+from retrysafe.events import Event, emit
+from retrysafe.middleware import problems
+from retrysafe.middleware.body import Body, Disconnected, TooLarge, read_body
+from retrysafe.middleware.recording import Recording
+from retrysafe.middleware.response_record import Headers, decode, replay_messages
+from retrysafe.receipts import AsyncHeld, AsyncReceipts, Call
+from retrysafe.records import CorruptRecord, Record
+
+if TYPE_CHECKING:
+    from retrysafe.middleware.idempotency import IdempotencyMiddleware
+
+logger = logging.getLogger("retrysafe")
+
+Scope = MutableMapping[str, Any]
+
+_VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+# A duplicate that waits this long (seconds) is worth a look at whether its client is still there.
+_WATCH_AFTER = 0.05
+
+# Work goes on when the server has let go of its request; these are its only references then.
+_works: set[asyncio.Task[None]] = set()
+
+
+class Responder:
+    """Answers one request with an idempotency key."""
+
+    def __init__(
+        self,
+        middleware: IdempotencyMiddleware,
+        receipts: AsyncReceipts,
+        scope: Scope,
+        receive: Any,
+        send: Any,
+    ) -> None:
+        self.middleware = middleware
+        self.receipts = receipts
+        self.policy = receipts.policy
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.body = Body()
+        self.request_id = ""
+        self.id_header: bytes | None = None
+        self._watcher: asyncio.Task[Any] | None = None
+        self._left = False
+
+    async def respond(self, values: Sequence[bytes]) -> None:
+        """The table of contents: identify, read, begin, then replay or run."""
+        # The scope says whose request this is: a server may start a pipelined one from inside the
+        # task, and so the context variables, of the one before.
+        context = context_of(self.scope)
+        if context is None:
+            context = RequestContext(request_id=self._inbound_id() or new_request_id())
+            self.scope[SCOPE_KEY] = context
+            self.id_header = self.middleware.id_header
+        self.request_id = context.request_id
+        token = enter(context)
+        try:
+            try:
+                held = await self._receipt(values)
+            except errors.RetrySafeError as error:
+                await self._problem(problems.of(error))
+                return
+            if isinstance(held, AsyncHeld):
+                await self._work(held)
+            elif held:
+                await self._run_unprotected()
+        finally:
+            leave(token)
+            if self._watcher is not None:
+                self._watcher.cancel()
+
+    async def _receipt(self, values: Sequence[bytes]) -> AsyncHeld | bool:
+        """Take the receipt; False where the request was answered without the work, True where it
+        is to be run without one."""
+        if not values:
+            raise errors.KeyMissing(self.middleware.settings.key_header)
+        key = keys.parse_key(values)
+        try:
+            caller = await self.middleware.caller(self.scope)
+        except Exception:
+            logger.exception("the scope callable failed; nothing was run")
+            await self._problem(problems.SCOPE_FAILED)
+            return False
+        try:
+            fingerprint = await self._read()
+        except TooLarge:
+            await self._problem(problems.body_too_large(self.policy.max_request_body))
+            return False
+        except Disconnected:
+            return False
+        call = Call(key, caller, fingerprint, self.request_id)
+        try:
+            got = await self._begin(call)
+        except errors.RecordCorrupt:
+            raise
+        except errors.StoreUnavailable as error:
+            if self.policy.on_store_error != "run":
+                raise
+            emit(Event("unprotected", error.key, request_id=self.request_id))
+            return True
+        if isinstance(got, Record):
+            await self._replay(got)
+            return False
+        return got if got is not None else False
+
+    # The request
+
+    def _header(self, name: bytes) -> bytes:
+        return next((value for each, value in self.scope["headers"] if each == name), b"")
+
+    def _inbound_id(self) -> str:
+        value = self._header(self.middleware.id_header)
+        return value.decode("ascii") if _VALID_ID.fullmatch(value) else ""
+
+    def _path(self) -> bytes:
+        """The full path, as the client sent it."""
+        raw: bytes | None = self.scope.get("raw_path")
+        if raw:
+            return raw.partition(b"?")[0]
+        path, root = self.scope.get("path", ""), self.scope.get("root_path", "")
+        full = path if path.startswith(root) else root + path
+        return bytes(full.encode("utf-8", "surrogatepass"))
+
+    async def _read(self) -> bytes:
+        """Read the body and take the request's fingerprint."""
+        scope, how = self.scope, self.policy.fingerprint
+        path, query = self._path(), scope.get("query_string", b"")
+        encoding = self._header(b"content-encoding")
+        streaming = keys.RequestFingerprint(scope["method"], path, query, encoding)
+        length = self._header(b"content-length")
+        declared = int(length) if length.isdigit() else None
+        self.body = await read_body(
+            self.receive,
+            declared,
+            self.policy.max_request_body,
+            streaming.update if how == "body" else lambda chunk: None,
+        )
+        if how == "body":
+            return streaming.finish()
+        if how == "none":
+            return keys.NO_FINGERPRINT
+        whole = self.body.whole()
+        if how == "json":
+            kind = self._header(b"content-type").decode("latin-1")
+            return keys.json_fingerprint(scope["method"], path, query, encoding, whole, kind)
+        assert callable(how)
+        own = how(Request(scope), whole)
+        if inspect.isawaitable(own):
+            own = await own
+        return keys.fingerprint("callable", own if isinstance(own, bytes) else str(own).encode())
+
+    async def _begin(self, call: Call) -> AsyncHeld | Record | None:
+        """Begin, or None when the waiting client hung up."""
+        task = asyncio.current_task()
+        assert task is not None
+        waiting = True
+
+        def watch() -> None:
+            self._watcher = asyncio.ensure_future(self.receive())
+            self._watcher.add_done_callback(left)
+
+        def left(done: asyncio.Task[Any]) -> None:
+            if waiting and not done.cancelled() and not self._left:
+                self._left = True
+                task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(_WATCH_AFTER, watch)
+        try:
+            return await self.receipts.begin(call)
+        except asyncio.CancelledError:
+            if self._left and not task.uncancel():
+                return None
+            raise
+        finally:
+            waiting = False
+            timer.cancel()
+
+    async def _receive(self) -> Any:
+        """After the body: the real disconnect, when it comes."""
+        if self._watcher is None:
+            return await self.receive()
+        return await asyncio.shield(self._watcher)
+
+    def _app_receive(self) -> Any:
+        """The `receive` that the app is given: the body once more, then the real one."""
+        messages = self.body.messages()
+        if messages is not None:
+            queue = iter(messages)
+
+            async def receive() -> Any:
+                for message in queue:
+                    return message
+                return await self._receive()
+
+            return receive
+        pieces = self.body.pieces()
+
+        async def receive_piece() -> Any:
+            async for message in pieces:
+                return message
+            return await self._receive()
+
+        return receive_piece
+
+    # The work
+
+    async def _work(self, held: AsyncHeld) -> None:
+        """Run the app in a task of its own: it goes on when the server lets go of the request."""
+        work = asyncio.get_running_loop().create_task(self._run(held), name="retrysafe-work")
+        _works.add(work)
+        work.add_done_callback(_works.discard)
+        if self.policy.on_lease_lost == "cancel":
+            held.on_lost = work.cancel
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if not work.done():
+                work.add_done_callback(_report_orphan)
+            raise
+
+    async def _run(self, held: AsyncHeld) -> None:
+        recording = Recording(self, held)
+        scope = recording.prepare(self.scope)
+        try:
+            with held.working():
+                if not await self._recovered(held, recording):
+                    await self.middleware.app(scope, self._app_receive(), recording.send)
+        except Exception:
+            if not recording.concluded:
+                await held.release()
+            raise
+        except BaseException:
+            if not recording.concluded:
+                await held.interrupt()
+            raise
+        else:
+            if not recording.concluded:  # the app ended without an answer, or in the middle of one
+                await held.release()
+                await recording.flush()
+        finally:
+            self.body.close()
+        if recording.send_error is not None:
+            raise recording.send_error
+
+    async def _recovered(self, held: AsyncHeld, recording: Recording) -> bool:
+        """Ask the recovery function about a call whose worker died; True where it was done."""
+        ask = self.policy.on_abandoned
+        if held.abandoned is None or not callable(ask):
+            return False
+        from retrysafe.middleware.idempotency import call_user
+        from retrysafe.middleware.recovery import answer_recovered
+
+        found = await call_user(ask, held.abandoned)
+        if found is None:
+            return False
+        await answer_recovered(found, self.scope, recording.send)
+        return True
+
+    async def _run_unprotected(self) -> None:
+        """The user's choice for a store out of reach: run, and say so."""
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (b"idempotent-unprotected", b"true")]
+                message = {**message, "headers": headers}
+            await self.send(message)
+
+        try:
+            await self.middleware.app(self.scope, self._app_receive(), send)
+        finally:
+            self.body.close()
+
+    # The answer
+
+    async def _problem(self, problem: problems.Problem) -> None:
+        headers, body = problem.render(self.request_id, self.id_header)
+        await self._answer(
+            [
+                {"type": "http.response.start", "status": problem.status, "headers": headers},
+                {"type": "http.response.body", "body": body},
+            ]
+        )
+
+    async def _replay(self, record: Record) -> None:
+        if record.payload is None:
+            await self._problem(problems.RESULT_NOT_KEPT)
+            return
+        await self._answer(self.replay_of(record))
+
+    def replay_of(self, record: Record) -> list[dict[str, Any]]:
+        """The messages that answer this request from a record."""
+        assert record.payload is not None
+        try:
+            stored = decode(record.payload)
+        except CorruptRecord as error:
+            emit(Event("record-corrupt", request_id=self.request_id, detail=str(error)))
+            raise errors.RecordCorrupt("", str(error)) from None
+        extra: Headers = []
+        if self.id_header is not None:
+            extra.append((self.id_header, self.request_id.encode("ascii", "replace")))
+        trailers = "http.response.trailers" in (self.scope.get("extensions") or {})
+        return replay_messages(stored, record.request_id, extra, self.scope["method"], trailers)
+
+    async def _answer(self, messages: list[dict[str, Any]]) -> None:
+        try:
+            for message in messages:
+                await self.send(message)
+        except OSError:
+            logger.debug("the client left before its answer")
+
+
+def _report_orphan(work: asyncio.Task[None]) -> None:
+    """The server has let go of this request: its failure would be seen by nobody."""
+    if not work.cancelled() and (error := work.exception()) is not None:
+        logger.error("a request whose client had left failed", exc_info=error)

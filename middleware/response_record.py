@@ -1,0 +1,97 @@
+"""A response as it is stored, and as it is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from retrysafe.records import CorruptRecord
+
+Headers = list[tuple[bytes, bytes]]
+
+# Never stored, never replayed: what belongs to one connection (RFC 9110, 7.6.1), to one moment,
+# or to one caller's session.
+_NOT_STORED = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"date",
+        b"server",
+        b"set-cookie",
+        b"www-authenticate",
+        b"authorization",
+        b"authentication-info",
+    }
+)
+
+REPLAYED = b"idempotent-replayed"
+ORIGINAL_ID = b"idempotent-original-request-id"
+
+
+class StoredResponse(msgspec.Struct, array_like=True, frozen=True):
+    """Status, headers, body, trailers."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    trailers: list[tuple[bytes, bytes]] = []
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(StoredResponse)
+
+
+def encode(
+    status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, trailers: Headers, own: bytes
+) -> bytes:
+    """The payload of a receipt. `own` is the request-ID header: the retry has its own."""
+    kept = [
+        (bytes(name), bytes(value))
+        for name, value in headers
+        if name.lower() not in _NOT_STORED and name.lower() != own
+    ]
+    return _encoder.encode(StoredResponse(status, kept, body, trailers))
+
+
+def decode(payload: bytes) -> StoredResponse:
+    """Read a payload back. Raises CorruptRecord."""
+    try:
+        return _decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise CorruptRecord(f"the stored response can't be read: {error}") from None
+
+
+def replay_messages(
+    stored: StoredResponse, request_id: str, extra: Headers, method: str, trailers: bool
+) -> list[dict[str, Any]]:
+    """The ASGI messages of a replay. `request_id` is the first request's."""
+    bodiless = stored.status in (204, 304) or stored.status < 200
+    headers = list(stored.headers)
+    sized = any(name.lower() == b"content-length" for name, _ in headers)
+    if not sized and not bodiless and method != "HEAD":
+        headers.append((b"content-length", b"%d" % len(stored.body)))
+    headers.append((REPLAYED, b"true"))
+    if request_id:
+        headers.append((ORIGINAL_ID, request_id.encode("ascii", "replace")))
+    headers += extra
+    start: dict[str, Any] = {
+        "type": "http.response.start",
+        "status": stored.status,
+        "headers": headers,
+    }
+    messages = [
+        start,
+        {"type": "http.response.body", "body": b"" if bodiless else stored.body},
+    ]
+    if stored.trailers and trailers:
+        start["trailers"] = True
+        messages.append({"type": "http.response.trailers", "headers": stored.trailers})
+    return messages
