@@ -53,6 +53,11 @@ def listening(listener: Listener) -> Iterator[None]:
         end()
 
 
+def heard(kind: str) -> bool:
+    """Whether anybody would take note of an event of this kind: saves the making of it."""
+    return _listeners != _DEFAULT or logger.isEnabledFor(_LEVELS.get(kind, logging.DEBUG))
+
+
 def emit(event: Event) -> None:
     """Hand an event to every listener. A listener that raises is logged and harms nobody."""
     for listener in _listeners:
@@ -98,4 +103,5 @@ def log_event(event: Event) -> None:
         logger.log(level, "%s %s", event.kind, text, extra=extra)
 
 
-subscribe(log_event)
+_DEFAULT: tuple[Listener, ...] = (log_event,)
+_listeners = _DEFAULT

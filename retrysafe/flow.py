@@ -20,7 +20,7 @@ from retrysafe.errors import (
     RecordCorrupt,
     StoreUnavailable,
 )
-from retrysafe.events import Event, emit
+from retrysafe.events import Event, emit, heard
 from retrysafe.flights import Flights, Place
 from retrysafe.policy import ResolvedPolicy
 from retrysafe.records import (
@@ -394,6 +394,8 @@ def _in_flight(ask: Claim, lease_left: float) -> InFlight:
 
 
 def _tell(ask: Claim, kind: str, since: float | None, outcome: str = "", detail: str = "") -> None:
+    if not heard(kind):
+        return
     emit(
         Event(
             kind=kind,

@@ -28,13 +28,20 @@ def open_store(url: str | None = None, *, namespace: str | None = None) -> Store
     if namespace is None:
         assert settings is not None
         namespace = settings.namespace
+    if settings is not None and settings.replicas:
+        raise SettingsError(
+            [
+                f"RETRYSAFE_REPLICAS holds {settings.replicas}; this version takes 0: it can't "
+                "wait for replicas yet, and a receipt that is less safe than asked for is none"
+            ]
+        )
     warned = False
     if url is None:
         assert settings is not None
         url = settings.redis_url
         warned = url is None
     with _lock:
-        key = (url or "memory://", namespace)
+        key = ("memory://" if url is None else url, namespace)
         if key not in _shared:
             if warned:
                 logger.warning(

@@ -205,7 +205,7 @@ class MemoryMachine(Machine):
 
 def test_memory_agrees_with_the_model() -> None:
     MemoryMachine.TestCase.settings = settings(
-        max_examples=250, stateful_step_count=40, deadline=None
+        max_examples=400, stateful_step_count=50, deadline=None
     )
     MemoryMachine.TestCase("runTest").runTest()
 
@@ -229,8 +229,8 @@ def test_redis_agrees_with_the_model(redis_url: str) -> None:
                 assert self.state == "absent" or shared.command(b"PTTL", name) > 0
 
     RedisMachine.TestCase.settings = settings(
-        max_examples=125,
-        stateful_step_count=40,
+        max_examples=200,
+        stateful_step_count=50,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
