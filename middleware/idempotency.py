@@ -22,6 +22,7 @@ from retrysafe.middleware.routes import Marks, Patterns
 from retrysafe.policy import IdempotencyPolicy, ResolvedPolicy
 from retrysafe.receipts import AsyncReceipts
 from retrysafe.settings import Settings
+from retrysafe.steps import unprotected
 from retrysafe.stores import Store, open_store
 
 logger = logging.getLogger("retrysafe")
@@ -80,10 +81,13 @@ class IdempotencyMiddleware:
         if (
             scope["type"] != "http"
             or scope["method"] not in self._methods
-            or self._disabled
             or _HANDLED in scope
         ):
             await self._pass(scope, receive, send)
+            return
+        if self._disabled:
+            with unprotected():
+                await self.app(scope, receive, send)
             return
         header = self.key_header
         keys = [value for name, value in scope["headers"] if name == header]

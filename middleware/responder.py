@@ -20,6 +20,7 @@ from retrysafe.middleware.recording import Recording
 from retrysafe.middleware.response_record import Headers, decode, replay_messages
 from retrysafe.receipts import AsyncHeld, AsyncReceipts, Call
 from retrysafe.records import CorruptRecord, Record
+from retrysafe.steps import unprotected
 
 if TYPE_CHECKING:
     from retrysafe.middleware.idempotency import IdempotencyMiddleware
@@ -282,7 +283,8 @@ class Responder:
             await self.send(message)
 
         try:
-            await self.middleware.app(self.scope, self._app_receive(), send)
+            with unprotected():
+                await self.middleware.app(self.scope, self._app_receive(), send)
         finally:
             self.body.close()
 
