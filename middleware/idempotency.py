@@ -78,11 +78,7 @@ class IdempotencyMiddleware:
             logger.warning("RETRYSAFE_DISABLED is set: no request is protected")
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        if (
-            scope["type"] != "http"
-            or scope["method"] not in self._methods
-            or _HANDLED in scope
-        ):
+        if scope["type"] != "http" or scope["method"] not in self._methods or _HANDLED in scope:
             await self._pass(scope, receive, send)
             return
         if self._disabled:
