@@ -294,3 +294,82 @@ def test_B057_lost_replies_under_load_never_run_a_key_twice(redis_url: str) -> N
 
     with Proxy(port) as proxy:
         run(main(proxy), limit=60)
+
+
+def test_O48_a_host_clock_that_steps_changes_nothing(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    real = time.time
+
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(redis_url, "edges"), policy(wait=0))
+        first = await held(receipts)
+        for step in (86_400.0, -86_400.0):
+            monkeypatch.setattr(time, "time", lambda step=step: real() + step)
+            with pytest.raises(errors.InFlight):
+                await receipts.begin(CALL)
+        await first.finish(b"r", 60)
+        assert isinstance(await receipts.begin(CALL), Record)
+
+    run(main())
+
+
+def test_O33_I49_a_result_that_ends_before_the_wait_for_it_is_refused() -> None:
+    with pytest.raises(errors.SettingsError, match="ttl"):
+        IdempotencyPolicy(ttl=1, wait=10)
+
+
+def test_O86_a_threads_work_keeps_its_receipt_when_its_caller_is_cancelled(store: Store) -> None:
+    import threading
+
+    async def main() -> None:
+        gate = threading.Event()
+        receipts = Receipts(store, policy(wait=0))
+
+        def work() -> None:
+            got = receipts.begin(CALL)
+            assert isinstance(got, Held)
+            gate.wait(10)
+            got.finish(b"r", 60)
+
+        task = asyncio.create_task(asyncio.to_thread(work))
+        others = AsyncReceipts(store, policy(wait=0))
+
+        async def taken() -> bool:
+            return await others.look(CALL) is not None
+
+        await until(taken)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with pytest.raises(errors.InFlight):
+            await others.begin(CALL)
+        gate.set()
+
+        async def recorded() -> bool:
+            return isinstance(await others.look(CALL), Record)
+
+        await until(recorded)
+
+    run(main())
+
+
+def test_B018_a_claim_is_one_atomic_write_with_its_expiry(redis_url: str) -> None:
+    """Whatever is cut, every key has a TTL (the fixture checks it) and the retry runs in time."""
+    port = int(redis_url.rpartition(":")[2].partition("/")[0])
+
+    async def main(proxy: Proxy) -> None:
+        for name in ("begin", "finish", "renew"):
+            store = RedisStore(proxy.url, "edges")
+            receipts = AsyncReceipts(store, policy(lease=0.3))
+            call = Call(name, "s", ONE)
+            proxy.lose_reply(script(name)[1])
+            first = await held(receipts, call)
+            if name == "renew":
+                await until(lambda: proxy.lost == 3)
+            await first.finish(b"r", 60)
+            assert isinstance(await receipts.begin(call), Record)
+
+    with Proxy(port) as proxy:
+        run(main(proxy))

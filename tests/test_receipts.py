@@ -200,7 +200,7 @@ def test_the_lead_is_handed_on_when_a_waiting_leader_is_cancelled(store: Store) 
     run(main())
 
 
-def test_I65_a_waiter_over_the_limit_is_told_at_once(store: Store) -> None:
+def test_I65_O41_a_waiter_over_the_limit_is_told_at_once(store: Store) -> None:
     async def main() -> None:
         receipts = AsyncReceipts(store, policy(wait=20), max_waiters=3)
         call = Call("k", "s", ONE)
@@ -216,7 +216,9 @@ def test_I65_a_waiter_over_the_limit_is_told_at_once(store: Store) -> None:
     run(main())
 
 
-def test_I69_the_lease_of_a_dead_owner_ends_and_one_waiter_takes_over(store: Store) -> None:
+def test_I69_O31_O45_B009_B019_the_lease_of_a_dead_owner_ends_and_one_waiter_takes_over(
+    store: Store,
+) -> None:
     async def main() -> None:
         receipts = AsyncReceipts(store, policy(lease=0.3, wait=10))
         call = Call("k", "s", ONE, "dead")
@@ -270,7 +272,7 @@ def test_an_interrupted_receipt_is_abandoned_at_once(store: Store) -> None:
     run(main())
 
 
-def test_I29_a_lease_is_renewed_while_the_work_runs(store: Store) -> None:
+def test_I29_O42_a_lease_is_renewed_while_the_work_runs(store: Store) -> None:
     async def main() -> None:
         receipts = AsyncReceipts(store, policy(lease=0.3, wait=0))
         call = Call("k", "s", ONE)
@@ -321,7 +323,7 @@ def test_B024_no_thread_task_or_held_receipt_is_left(store: Store) -> None:
     run(main())
 
 
-def test_I86_a_call_from_inside_its_own_work_is_a_conflict_at_once(store: Store) -> None:
+def test_I86_O40_a_call_from_inside_its_own_work_is_a_conflict_at_once(store: Store) -> None:
     async def main() -> None:
         receipts = AsyncReceipts(store, policy(wait=10))
         call = Call("k", "s", ONE)
@@ -376,7 +378,7 @@ def test_a_sync_waiter_is_woken_by_an_async_owner(store: Store) -> None:
     run(main())
 
 
-def test_I90_two_loops_one_after_the_other(store: Store) -> None:
+def test_I90_O89_two_loops_one_after_the_other(store: Store) -> None:
     async def once(name: str) -> None:
         receipts = AsyncReceipts(store, policy())
         await (await held(receipts, Call(name, "s", ONE))).finish(b"r", 60)
@@ -455,7 +457,7 @@ def test_at_most_two_round_trips_fresh_one_for_a_replay_none_for_a_waiter(redis_
     run(main())
 
 
-def test_I51_a_vanished_receipt_is_recorded_all_the_same(store: Store) -> None:
+def test_I51_O49_a_vanished_receipt_is_recorded_all_the_same(store: Store) -> None:
     seen: list[str] = []
 
     async def main() -> None:

@@ -120,7 +120,7 @@ def test_a_cut_connection_costs_no_caller_its_answer(proxy: Proxy) -> None:
     run(main())
 
 
-def test_O52_a_flushed_script_cache_is_loaded_again(redis_url: str) -> None:
+def test_I47_O52_a_flushed_script_cache_is_loaded_again(redis_url: str) -> None:
     store = RedisStore(redis_url, "faults")
     sync = Receipts(store, policy())
 
@@ -139,7 +139,7 @@ def test_O52_a_flushed_script_cache_is_loaded_again(redis_url: str) -> None:
     assert isinstance(sync.begin(CALL), Record)
 
 
-def test_I40_B060_a_store_that_comes_back_gets_the_record(
+def test_I40_O50_O94_B060_B065_a_store_that_comes_back_gets_the_record(
     own_server: Callable[..., Server],
 ) -> None:
     server = own_server(appendonly="yes", appendfsync="always")
@@ -247,7 +247,7 @@ def test_I48_a_full_store_is_unavailable_and_nothing_runs(
     run(main(), limit=60)
 
 
-def test_I52_O37_a_user_without_channels_records_and_its_waiters_poll(
+def test_I52_O36_O37_a_user_without_channels_records_and_its_waiters_poll(
     own_server: Callable[..., Server],
 ) -> None:
     server = own_server()

@@ -85,7 +85,9 @@ def problem(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def test_a_retry_is_replayed_with_the_same_status_body_and_headers(store: Store) -> None:
+def test_O28_O61_O63_O64_B048_a_retry_is_replayed_with_the_same_status_body_and_headers(
+    store: Store,
+) -> None:
     async def main() -> None:
         app = App(headers=[(b"location", b"/o/1"), (b"link", b"<a>"), (b"link", b"<b>")])
         target = wrapped(app, store)
@@ -104,7 +106,7 @@ def test_a_retry_is_replayed_with_the_same_status_body_and_headers(store: Store)
 
 
 @pytest.mark.parametrize("key", ['"abc"', " abc ", "abc"])
-def test_I1_bare_and_quoted_forms_are_one_key(store: Store, key: str) -> None:
+def test_I1_O1_bare_and_quoted_forms_are_one_key(store: Store, key: str) -> None:
     async def main() -> None:
         app = App()
         target = wrapped(app, store)
@@ -118,7 +120,7 @@ def test_I1_bare_and_quoted_forms_are_one_key(store: Store, key: str) -> None:
 @pytest.mark.parametrize(
     "key", ["", '""', "x" * 256, "a b", "a\x00b", "a\nb", "é", '"abc', 'abc"', '"abc";v=1', r'"\x"']
 )
-def test_I3_a_malformed_key_is_400_and_nothing_runs(store: Store, key: str) -> None:
+def test_I3_O4_O5_B046_a_malformed_key_is_400_and_nothing_runs(store: Store, key: str) -> None:
     async def main() -> None:
         app = App()
         answer = await post(wrapped(app, store), key=key)
@@ -130,7 +132,7 @@ def test_I3_a_malformed_key_is_400_and_nothing_runs(store: Store, key: str) -> N
 
 
 @pytest.mark.parametrize("second", ["a", "b"])
-def test_I4_two_key_headers_are_400(store: Store, second: str) -> None:
+def test_I4_O6_two_key_headers_are_400(store: Store, second: str) -> None:
     async def main() -> None:
         app = App()
         answer = await post(wrapped(app, store), key="a", headers=[("Idempotency-Key", second)])
@@ -151,7 +153,9 @@ def test_I4_two_key_headers_are_400(store: Store, second: str) -> None:
         {"path": "/a/"},
     ],
 )
-def test_I5_the_same_key_with_another_request_is_422(store: Store, other: dict[str, Any]) -> None:
+def test_I5_O14_O17_O85_the_same_key_with_another_request_is_422(
+    store: Store, other: dict[str, Any]
+) -> None:
     async def main() -> None:
         app = App()
         target = wrapped(app, store)
@@ -192,7 +196,7 @@ def test_I7_how_a_body_is_cut_makes_no_difference(store: Store) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_I8_a_body_over_the_cap_is_413_and_nothing_runs(store: Store, declared: bool) -> None:
+def test_I8_O71_a_body_over_the_cap_is_413_and_nothing_runs(store: Store, declared: bool) -> None:
     async def main() -> None:
         app = App()
         target = wrapped(app, store, max_request_body=100)
@@ -231,7 +235,7 @@ def test_I9_a_client_that_leaves_while_sending_leaves_nothing(store: Store) -> N
     run(main())
 
 
-def test_I11_two_callers_with_one_key_run_twice(store: Store) -> None:
+def test_I11_O11_O12_B034_two_callers_with_one_key_run_twice(store: Store) -> None:
     async def main() -> None:
         app = App()
         target = wrapped(app, store)
@@ -316,7 +320,7 @@ def test_I13_a_missing_key_is_400_where_one_is_required(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan", "unheard-of"])
-def test_I14_other_scopes_pass_untouched(store: Store, kind: str) -> None:
+def test_I14_O73_other_scopes_pass_untouched(store: Store, kind: str) -> None:
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -338,7 +342,7 @@ def test_I15_mounted_twice_there_is_one_receipt(store: Store) -> None:
     run(main())
 
 
-def test_I16_a_mounted_app_is_told_apart_by_its_full_path(store: Store) -> None:
+def test_I16_O15_a_mounted_app_is_told_apart_by_its_full_path(store: Store) -> None:
     async def main() -> None:
         async def endpoint(request: Request) -> Response:
             return Response(request.scope["root_path"])
@@ -353,7 +357,7 @@ def test_I16_a_mounted_app_is_told_apart_by_its_full_path(store: Store) -> None:
     run(main())
 
 
-def test_I20_I21_the_body_comes_once_and_the_disconnect_only_when_it_happens(
+def test_I20_I21_O69_the_body_comes_once_and_the_disconnect_only_when_it_happens(
     store: Store,
 ) -> None:
     async def main() -> None:
@@ -410,7 +414,7 @@ def test_I22_a_stream_passes_chunk_by_chunk_and_is_replayed_whole(store: Store) 
     run(main())
 
 
-def test_I22_O70_B050_a_response_over_the_cap_is_sent_and_not_run_again(store: Store) -> None:
+def test_I22_O70_O75_B050_a_response_over_the_cap_is_sent_and_not_run_again(store: Store) -> None:
     seen: list[str] = []
 
     async def main() -> None:
@@ -427,7 +431,7 @@ def test_I22_O70_B050_a_response_over_the_cap_is_sent_and_not_run_again(store: S
     assert "result-not-kept" in seen
 
 
-def test_the_record_stands_before_the_last_byte_is_sent(store: Store) -> None:
+def test_I43_O58_the_record_stands_before_the_last_byte_is_sent(store: Store) -> None:
     async def main() -> None:
         app = App(chunks=[b"a", b"b"])
         target = wrapped(app, store)
@@ -469,7 +473,7 @@ def test_I23_a_handler_that_raises_releases_its_key(store: Store, after_start: b
     run(main())
 
 
-def test_I24_the_work_goes_on_when_the_server_cancels_the_request(store: Store) -> None:
+def test_I24_O57_the_work_goes_on_when_the_server_cancels_the_request(store: Store) -> None:
     async def main() -> None:
         app = App()
         app.gate = asyncio.Event()
@@ -487,7 +491,7 @@ def test_I24_the_work_goes_on_when_the_server_cancels_the_request(store: Store) 
     run(main())
 
 
-def test_I24_at_shutdown_the_receipt_is_abandoned_at_once(redis_url: str) -> None:
+def test_I24_O46_at_shutdown_the_receipt_is_abandoned_at_once(redis_url: str) -> None:
     app = App()
 
     async def serve() -> None:
@@ -507,7 +511,7 @@ def test_I24_at_shutdown_the_receipt_is_abandoned_at_once(redis_url: str) -> Non
     assert app.runs == 2
 
 
-def test_I25_I33_background_tasks_run_once_and_nobody_waits_for_them(store: Store) -> None:
+def test_I25_I33_O54_O55_background_tasks_run_once_and_nobody_waits_for_them(store: Store) -> None:
     async def main() -> None:
         gate = asyncio.Event()
         ran = 0
@@ -559,7 +563,7 @@ def test_I26_O62_B049_credentials_are_neither_stored_nor_replayed(redis_url: str
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_I27_a_bodiless_response_is_replayed_bodiless(store: Store, status: int) -> None:
+def test_I27_O65_a_bodiless_response_is_replayed_bodiless(store: Store, status: int) -> None:
     async def main() -> None:
         app = App(status=status, chunks=[b""])
         target = wrapped(app, store)
@@ -571,7 +575,7 @@ def test_I27_a_bodiless_response_is_replayed_bodiless(store: Store, status: int)
     run(main())
 
 
-def test_I27_trailers_and_early_hints_pass_and_trailers_are_replayed(store: Store) -> None:
+def test_I27_O76_trailers_and_early_hints_pass_and_trailers_are_replayed(store: Store) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.early_hint", "links": [b"<a>"]})
         await send({"type": "http.response.start", "status": 200, "headers": [], "trailers": True})
@@ -593,7 +597,7 @@ def test_I27_trailers_and_early_hints_pass_and_trailers_are_replayed(store: Stor
 
 
 @pytest.mark.parametrize("extensions", [{}, {"http.response.pathsend": {}}])
-def test_I34_a_file_is_sent_as_it_was_and_recorded(
+def test_I34_O72_a_file_is_sent_as_it_was_and_recorded(
     store: Store, tmp_path: Any, extensions: dict[str, Any]
 ) -> None:
     path = tmp_path / "file.txt"
@@ -615,7 +619,7 @@ def test_I34_a_file_is_sent_as_it_was_and_recorded(
 
 
 @pytest.mark.parametrize("error", [OSError, RuntimeError])
-def test_I32_a_send_that_fails_never_releases_the_work(
+def test_I32_O56_a_send_that_fails_never_releases_the_work(
     store: Store, error: type[Exception]
 ) -> None:
     async def main() -> None:
@@ -634,7 +638,7 @@ def test_I32_a_send_that_fails_never_releases_the_work(
     run(main())
 
 
-def test_I36_after_a_500_one_waiter_runs_not_fifty(store: Store) -> None:
+def test_I36_I68_O30_after_a_500_one_waiter_runs_not_fifty(store: Store) -> None:
     async def main() -> None:
         app = App(status=500)
         app.gate = asyncio.Event()
@@ -706,7 +710,7 @@ def test_the_policy_and_then_the_handler_decide_what_is_kept(store: Store) -> No
     run(main())
 
 
-def test_I63_B145_a_duplicate_waits_and_then_is_told_409(store: Store) -> None:
+def test_I63_O29_B145_a_duplicate_waits_and_then_is_told_409(store: Store) -> None:
     async def main() -> None:
         app = App()
         app.gate = asyncio.Event()
@@ -725,7 +729,7 @@ def test_I63_B145_a_duplicate_waits_and_then_is_told_409(store: Store) -> None:
     run(main())
 
 
-def test_I60_200_duplicates_get_one_execution_and_one_answer(store: Store) -> None:
+def test_I60_O34_200_duplicates_get_one_execution_and_one_answer(store: Store) -> None:
     async def main() -> None:
         app = App()
         app.gate = asyncio.Event()
@@ -741,7 +745,9 @@ def test_I60_200_duplicates_get_one_execution_and_one_answer(store: Store) -> No
     run(main())
 
 
-def test_I64_a_waiting_client_that_hangs_up_ends_its_wait_and_nothing_else(store: Store) -> None:
+def test_I64_O39_a_waiting_client_that_hangs_up_ends_its_wait_and_nothing_else(
+    store: Store,
+) -> None:
     async def main() -> None:
         app = App()
         app.gate = asyncio.Event()
@@ -828,7 +834,7 @@ def test_B030_a_recovery_function_decides_about_an_abandoned_call(
     run(main())
 
 
-def test_the_store_out_of_reach_is_503_and_nothing_runs() -> None:
+def test_O92_the_store_out_of_reach_is_503_and_nothing_runs() -> None:
     async def main() -> None:
         app = App()
         target = wrapped(app, RedisStore("redis://127.0.0.1:1/0", "middleware"))
@@ -858,7 +864,7 @@ def test_the_store_out_of_reach_runs_unprotected_where_the_user_chose_it() -> No
     assert "unprotected" in seen
 
 
-def test_I45_a_foreign_value_under_our_key_is_503_and_stays(redis_url: str) -> None:
+def test_I45_O53_a_foreign_value_under_our_key_is_503_and_stays(redis_url: str) -> None:
     from retrysafe import keys
 
     async def main() -> None:
@@ -876,7 +882,7 @@ def test_I45_a_foreign_value_under_our_key_is_503_and_stays(redis_url: str) -> N
     run(main())
 
 
-def test_routes_and_applies_and_marks_choose_what_is_keyed(store: Store) -> None:
+def test_B056_routes_and_applies_and_marks_choose_what_is_keyed(store: Store) -> None:
     async def main() -> None:
         app = App()
         some = wrapped(app, store, routes=["/orders/{id}"])

@@ -239,7 +239,7 @@ def test_redis_agrees_with_the_model(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"hello", b"r1", b"r1X" + b"0" * 60, b"r2R" + b"0" * 99])
-def test_I45_a_foreign_value_is_refused_and_stays(redis_url: str, value: bytes) -> None:
+def test_I45_I46_a_foreign_value_is_refused_and_stays(redis_url: str, value: bytes) -> None:
     store = RedisStore(redis_url, "foreign")
     door = store.open()
     memory = MemoryStore()
