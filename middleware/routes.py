@@ -74,8 +74,19 @@ class Marks:
         return _find(known[1], scope)
 
 
-def _marked(routes: Iterable[Any]) -> Iterator[tuple[BaseRoute, Any]]:
+def _flat(routes: Iterable[Any]) -> Iterator[Any]:
+    """Routes, and what FastAPI keeps behind an included router: routes with its prefix applied."""
     for route in routes:
+        included = getattr(route, "effective_route_contexts", None)
+        if included is None:
+            yield route
+            continue
+        for each in included():
+            yield each if each.endpoint is not None else each.starlette_route
+
+
+def _marked(routes: Iterable[Any]) -> Iterator[tuple[BaseRoute, Any]]:
+    for route in _flat(routes):
         endpoint = getattr(route, "endpoint", None)
         inner = getattr(route, "routes", None)
         if endpoint is not None and _is_marked(endpoint):
