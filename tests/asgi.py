@@ -20,7 +20,7 @@ class Answer:
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        return [(n.decode(), v.decode()) for n, v in self.messages[0]["headers"]]
+        return [(n.decode("latin-1"), v.decode("latin-1")) for n, v in self.messages[0]["headers"]]
 
     def header(self, name: str) -> str | None:
         found = [v for n, v in self.headers if n == name.lower()]

@@ -155,9 +155,7 @@ def test_I44_a_worker_that_wakes_up_too_late_answers_from_the_record_that_won(
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "uvicorn-h11", "hypercorn", "granian"])
-def test_O57_a_client_that_hangs_up_loses_nothing(
-    start: Start, ledger: Ledger, kind: str
-) -> None:
+def test_O57_a_client_that_hangs_up_loses_nothing(start: Start, ledger: Ledger, kind: str) -> None:
     worker = start(kind)
     body = json.dumps(order("gone", 1.0)).encode()
     with socket.create_connection(("127.0.0.1", worker.port)) as raw:
