@@ -75,12 +75,15 @@ class Responder:
             try:
                 held = await self._receipt(values)
             except errors.RetrySafeError as error:
+                self.body.close()
                 await self._problem(problems.of(error))
                 return
             if isinstance(held, AsyncHeld):
                 await self._work(held)
             elif held:
                 await self._run_unprotected()
+            else:
+                self.body.close()
         finally:
             leave(token)
             if self._watcher is not None:
@@ -196,7 +199,12 @@ class Responder:
         """After the body: the real disconnect, when it comes."""
         if self._watcher is None:
             return await self.receive()
-        return await asyncio.shield(self._watcher)
+        try:
+            return await asyncio.shield(self._watcher)
+        except asyncio.CancelledError:
+            if self._watcher.cancelled():  # the server has let go of the request: so has the client
+                return {"type": "http.disconnect"}
+            raise
 
     def _app_receive(self) -> Any:
         """The `receive` that the app is given: the body once more, then the real one."""

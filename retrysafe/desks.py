@@ -195,8 +195,10 @@ class AsyncDesk:
         answers = await self.door.execute_many([command for _, command in due])
         for (taken, _), answer in zip(due, answers, strict=True):
             _, on_lost = self._held.get(id(taken), (None, None))
-            if renewed(taken, answer, asked) and on_lost is not None:
-                on_lost()
+            if renewed(taken, answer, asked):
+                self.flights.leave(taken.place)  # duplicates need not wait for a result that lost
+                if on_lost is not None:
+                    on_lost()
 
     async def _listen(self, seconds: float) -> bool:
         async with self._listen_lock:
@@ -324,8 +326,10 @@ class Desk:
             answers = self.door.execute_many([command for _, command in due])
             for (taken, _), answer in zip(due, answers, strict=True):
                 _, on_lost = self._held.get(id(taken), (None, None))
-                if renewed(taken, answer, asked) and on_lost is not None:
-                    on_lost()
+                if renewed(taken, answer, asked):
+                    self.flights.leave(taken.place)
+                    if on_lost is not None:
+                        on_lost()
 
     def _listen(self, seconds: float) -> bool:
         with self._listen_lock:

@@ -5,6 +5,7 @@ The middleware and the decorators are built on it; use it directly for anything 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,6 +34,15 @@ MAX_WAITERS = 10_000
 # Digests being worked on in this process: a call that meets its own would wait for itself.
 _at_work: Counter[bytes] = Counter()
 _at_work_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _at_work_lock
+    _at_work_lock = threading.Lock()
+    _at_work.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)

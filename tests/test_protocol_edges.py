@@ -373,3 +373,35 @@ def test_B018_a_claim_is_one_atomic_write_with_its_expiry(redis_url: str) -> Non
 
     with Proxy(port) as proxy:
         run(main(proxy))
+
+
+def test_the_memory_store_grows_with_what_it_stores_only() -> None:
+    store = MemoryStore("edges")
+    receipts = Receipts(store, policy())
+    for n in range(5000):
+        got = receipts.begin(Call(f"{n}", "s", ONE))
+        assert isinstance(got, Held)
+        got.release()
+    assert store.size() == 0
+    assert len(store._expiries) < 1100
+
+
+def test_duplicates_of_a_lost_owner_are_answered_by_the_one_that_won(store: Store) -> None:
+    async def main() -> None:
+        receipts = AsyncReceipts(store, policy(lease=0.3, wait=10))
+        slow = await held(receipts)
+        follower = asyncio.create_task(receipts.begin(CALL))
+        await until(lambda: slow._desk.flights.waiting == 1)
+        await slow._desk.door.execute(c.Forget(slow._taken.claim.digest))
+        other = Receipts(store, policy(lease=5))
+        taken = await asyncio.to_thread(other.begin, CALL)
+        assert isinstance(taken, Held)
+        await until(lambda: slow.lost)
+        await asyncio.to_thread(taken.finish, b"won", 60)
+        async with asyncio.timeout(4):
+            record = await follower  # while the owner that lost is still at work
+        assert isinstance(record, Record)
+        assert record.payload == b"won"
+        await slow.finish(b"late", 60)
+
+    run(main())

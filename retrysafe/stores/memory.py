@@ -206,6 +206,10 @@ class MemoryStore:
         expiry = now_ms + ttl_ms
         self._values[key] = (value, expiry)
         heapq.heappush(self._expiries, (expiry, key))
+        if len(self._expiries) > 2 * len(self._values) + 1000:
+            # Renewed and released receipts leave their old expiries behind.
+            self._expiries = [(expires, name) for name, (_, expires) in self._values.items()]
+            heapq.heapify(self._expiries)
 
     def _replace(self, key: bytes, value: bytes) -> None:
         self._values[key] = (value, self._values[key][1])

@@ -251,3 +251,41 @@ def test_nothing_of_a_request_or_a_result_goes_into_logs(
     run(main())
     assert "retrysafe" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_work_that_listens_for_the_disconnect_survives_the_servers_cancellation(
+    store: Store,
+) -> None:
+    async def main() -> None:
+        heard: list[str] = []
+        release = asyncio.Event()
+        statuses = [500, 201]
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            status = statuses.pop(0)
+            await receive()
+            if status == 201:
+                heard.append((await receive())["type"])
+            await release.wait()
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"x"})
+
+        target = mounted(app, store)
+        first = asyncio.create_task(post(target))
+        await until(lambda: len(statuses) == 1)
+        exchange = Exchange(target, http_scope(headers=[("Idempotency-Key", "k")]))
+        waiter = asyncio.create_task(exchange.run())
+        await asyncio.sleep(0.1)  # long enough for it to watch whether its client is there
+        release.set()
+        assert (await first).status == 500
+        release.clear()
+        await until(lambda: not statuses)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        await until(lambda: heard == ["http.disconnect"])
+        release.set()
+        again = await post(target)
+        assert (again.status, again.replayed) == (201, True)
+
+    run(main())
