@@ -7,23 +7,54 @@ ASGI middleware and HTTP clients live in `retrysafe.middleware`, function decora
 from __future__ import annotations
 
 from retrysafe import errors
+from retrysafe.backoff import (
+    EqualJitter,
+    Exponential,
+    Fixed,
+    FullJitter,
+    Immediate,
+    Incremental,
+)
+from retrysafe.breaker import BreakerPolicy, CircuitBreaker
+from retrysafe.breaker_permit import Permit
+from retrysafe.budget import RetryBudget
+from retrysafe.classify import Classification, Outcome, classify
 from retrysafe.context import RequestContext, current_request, request_id
+from retrysafe.deadlines import deadline
 from retrysafe.policy import IdempotencyPolicy, Recovered
 from retrysafe.receipt import Receipt
 from retrysafe.receipts import AsyncReceipts, Call, Receipts
+from retrysafe.retrying import Attempt, RetryPolicy, attempts_of
 from retrysafe.settings import Settings
 from retrysafe.stores import open_store
 
 __all__ = [
     "AsyncReceipts",
+    "Attempt",
+    "BreakerPolicy",
     "Call",
+    "CircuitBreaker",
+    "Classification",
+    "EqualJitter",
+    "Exponential",
+    "Fixed",
+    "FullJitter",
     "IdempotencyPolicy",
+    "Immediate",
+    "Incremental",
+    "Outcome",
+    "Permit",
     "Receipt",
     "Receipts",
     "Recovered",
     "RequestContext",
+    "RetryBudget",
+    "RetryPolicy",
     "Settings",
+    "attempts_of",
+    "classify",
     "current_request",
+    "deadline",
     "errors",
     "open_store",
     "request_id",

@@ -9,14 +9,31 @@ from retrysafe import decorators, errors, middleware, stores, testing
 def test_the_exported_names_are_these() -> None:
     assert set(retrysafe.__all__) == {
         "AsyncReceipts",
+        "Attempt",
+        "BreakerPolicy",
         "Call",
+        "CircuitBreaker",
+        "Classification",
+        "EqualJitter",
+        "Exponential",
+        "Fixed",
+        "FullJitter",
         "IdempotencyPolicy",
+        "Immediate",
+        "Incremental",
+        "Outcome",
+        "Permit",
         "Receipt",
         "Receipts",
         "Recovered",
         "RequestContext",
+        "RetryBudget",
+        "RetryPolicy",
         "Settings",
+        "attempts_of",
+        "classify",
         "current_request",
+        "deadline",
         "errors",
         "open_store",
         "request_id",
@@ -26,7 +43,7 @@ def test_the_exported_names_are_these() -> None:
         "RequestIdMiddleware",
         "idempotency",
     }
-    assert set(decorators.__all__) == {"idempotent", "step"}
+    assert set(decorators.__all__) == {"circuit_breaker", "idempotent", "retry", "step"}
     assert set(testing.__all__) == {"DuplicateClient", "FakeClock", "instant", "memory_store"}
     assert set(stores.__all__) == {"AsyncBackend", "Backend", "Store", "open_store"}
     for module in (retrysafe, middleware, decorators, testing, stores):

@@ -1,0 +1,118 @@
+"""`@retry`: a function that is called again while it fails in a way that may pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, TypeVar, Unpack, cast, overload
+
+from retrysafe.decorators.wrapping import FunctionWrapper
+from retrysafe.retrying import PolicyFields, RetryPolicy
+
+__all__ = ["retry"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
+
+
+@overload
+def retry(policy: F, /) -> F: ...
+
+
+@overload
+def retry(
+    policy: RetryPolicy | None = None, **fields: Unpack[PolicyFields]
+) -> Callable[[F], F]: ...
+
+
+def retry(policy: Any = None, **fields: Any) -> Any:
+    """Retry a sync or async function or method: `@retry`, `@retry(attempts=3)`, `@retry(policy)`.
+
+    policy: a `RetryPolicy`; by default that of the settings. `fields` are fields of it, and win
+    over the policy's.
+
+    To decorate a function says that running it twice does no harm (`idempotent=False` takes that
+    back). Only failures that are classified as passing are retried: connections, timeouts,
+    throttling; not an error of the program, nor one that nothing is known about (`classify=`, or
+    `retrysafe.classify.register`, say more).
+
+    The call raises the last attempt's own exception. Decorating raises TypeError for a generator:
+    its work would run outside the retries.
+    """
+    if callable(policy) and not isinstance(policy, RetryPolicy):
+        if fields:
+            raise TypeError("give the fields alone: @retry(attempts=3)")
+        return _decorated(policy, RetryPolicy())
+    if policy is not None and not isinstance(policy, RetryPolicy):
+        raise TypeError(
+            f"@retry takes a RetryPolicy or its fields, such as attempts=3, not {policy!r}"
+        )
+    chosen = RetryPolicy(**fields) if policy is None else policy.but(**fields)
+    return lambda function: _decorated(function, chosen)
+
+
+def _decorated(function: F, policy: RetryPolicy) -> F:
+    target = function.__func__ if isinstance(function, classmethod | staticmethod) else function
+    for each in (target, getattr(target, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            raise TypeError(
+                f"{getattr(target, '__qualname__', target)!s} is a generator: its work would run "
+                "outside the retries, and repeat what was delivered; loop inside it instead: "
+                "`for attempt in policy: with attempt: …`"
+            )
+    is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
+        getattr(target, "__call__", None)  # noqa: B004
+    )
+    work = _async_work(policy) if is_async else _sync_work(policy)
+    return cast(F, _Retried(function, work))
+
+
+def _async_work(policy: RetryPolicy) -> Callable[..., Any]:
+    acall = policy.acall
+
+    def work(function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return acall(function, *args, **kwargs)
+
+    return work
+
+
+def _sync_work(policy: RetryPolicy) -> Callable[..., Any]:
+    call = policy._call
+
+    def work(function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        result = call(function, *args, **kwargs)
+        if type(result) in _LAZY:
+            return _later(policy, result, function, args, kwargs)
+        return result
+
+    return work
+
+
+def _later(policy: RetryPolicy, result: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """A plain function answered with work not yet done: retry a coroutine, refuse a generator."""
+    if not isinstance(result, CoroutineType):
+        if isinstance(result, GeneratorType):
+            result.close()
+        raise TypeError(
+            "the decorated function returned a generator, whose work would run outside the "
+            "retries; loop inside it instead: `for attempt in policy: with attempt: …`"
+        )
+    first = [result]
+
+    def again() -> Any:
+        return first.pop() if first else function(*args, **kwargs)
+
+    return policy.acall(again)
+
+
+class _Retried(FunctionWrapper):
+    """wrapt's wrapper, with the call of a plain function (no binding to do) made short."""
+
+    def __init__(self, function: Callable[..., Any], work: Callable[..., Any]) -> None:
+        super().__init__(function, work)
+        self._self_work = work
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._self_work(self.__wrapped__, None, args, kwargs)
