@@ -159,7 +159,7 @@ def test_an_exception_releases_and_the_next_call_runs(store: Store) -> None:
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_I88_what_stops_the_process_interrupts_and_propagates(
+def test_I88_O47_what_stops_the_process_interrupts_and_propagates(
     store: Store, stop: type[BaseException]
 ) -> None:
     @idempotent(store=store, on_abandoned="refuse")
@@ -174,7 +174,7 @@ def test_I88_what_stops_the_process_interrupts_and_propagates(
     assert stopped.forget() is True
 
 
-def test_I88_in_a_coroutine_too(memory: MemoryStore) -> None:
+def test_I88_O47_in_a_coroutine_too(memory: MemoryStore) -> None:
     # A loop re-raises KeyboardInterrupt past every task: it is thrown in by hand here.
     @idempotent(store=memory, on_abandoned="refuse")
     async def stopped() -> int:
@@ -483,7 +483,7 @@ def test_a_recursion_with_other_keys_works(store: Store) -> None:
     assert factorial.receipt(3).state == "done"
 
 
-def test_I94_six_nested_pairs_at_once_have_their_own_receipts(store: Store) -> None:
+def test_I94_O83_O87_six_nested_pairs_at_once_have_their_own_receipts(store: Store) -> None:
     @idempotent(key="n", store=store)
     def inner(n: int) -> str:
         return f"inner {n}"
