@@ -41,7 +41,7 @@ def retry(policy: Any = None, **fields: Any) -> Any:
     The call raises the last attempt's own exception. Decorating raises TypeError for a generator:
     its work would run outside the retries.
     """
-    if callable(policy) and not isinstance(policy, RetryPolicy):
+    if callable(policy) or isinstance(policy, classmethod | staticmethod):
         if fields:
             raise TypeError("give the fields alone: @retry(attempts=3)")
         return _decorated(policy, RetryPolicy())

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError as FutureCancelled
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from retrysafe.breaker_blocks import enter, leave
@@ -36,6 +36,8 @@ _VERDICTS = {
     Outcome.PROTOCOL: Verdict.FAILURE,
     Outcome.UNKNOWN: Verdict.FAILURE,
 }
+
+_REJECTED = {True: Verdict.ANSWERED, None: Verdict.RELEASE, False: Verdict.FAILURE}
 
 # Said by this library about itself or about another endpoint; and by a future that never ran.
 _NOT_ITS_FAULT = (BreakerOpen, ReceiptError, FutureCancelled)
@@ -184,7 +186,13 @@ class CircuitBreaker:
     def _verdict(self, rule: Classify, subject: object) -> Verdict:
         try:
             word = rule(subject)
-            return _VERDICTS[word if isinstance(word, Outcome) else word.outcome]
+            if isinstance(word, Outcome):
+                return _VERDICTS[word]
+            if word.outcome is Outcome.REJECTED:
+                # A definite no is an answer, unless it came from this side (a bug, a certificate
+                # that isn't trusted), or from a server that says it is down.
+                return _REJECTED[cast("bool | None", word.proves_health)]
+            return _VERDICTS[word.outcome]
         except Exception as fault:
             emit(Event("breaker-classifier-failed", key=self.name, detail=type(fault).__name__))
             if isinstance(subject, BaseException):

@@ -27,7 +27,7 @@ _TIMEOUT = Classification(Outcome.UNKNOWN, reason="timed out after sending")
 _THROTTLED = Classification(Outcome.THROTTLED, reason="throttled")
 _REFUSED = Classification(Outcome.REJECTED, reason="definite refusal")
 _UNTRUSTED = Classification(Outcome.REJECTED, reason="certificate", sent=False, proves_health=False)
-_MALFORMED = Classification(Outcome.PROTOCOL, reason="malformed answer")
+_MALFORMED = Classification(Outcome.PROTOCOL, reason="malformed answer", may_have_run=True)
 # An error of the program itself: it fails the same way again, and says nothing of any endpoint.
 _PROGRAM = Classification(Outcome.REJECTED, reason="error in the program", proves_health=None)
 
@@ -102,8 +102,14 @@ def _by_response(error: BaseException) -> Classification | None:
 
 
 def _httpx_protocol(error: BaseException) -> Classification:
-    # A kept connection that the server closed meanwhile: nothing malformed was answered.
-    return _CUT if "disconnected" in str(error).lower() else _MALFORMED
+    # A server that hung up, before its answer or within it: nothing malformed was answered.
+    text = str(error).lower()
+    return _CUT if "disconnected" in text or "closed connection" in text else _MALFORMED
+
+
+def _aiohttp_answer(error: BaseException) -> Classification | None:
+    # It puts a status of 400 on answers that it can't read.
+    return _MALFORMED if _has(error, "HttpProcessingError") else _by_response(error)
 
 
 def _reason(error: Any) -> Classification | None:
@@ -246,7 +252,7 @@ _RULES: dict[str, Rule] = {
             "ServerTimeoutError": _TIMEOUT,
             "ClientPayloadError ClientConnectionError": _CUT,
             "ContentTypeError": _MALFORMED,
-            "ClientResponseError": _by_response,
+            "ClientResponseError": _aiohttp_answer,
             "TooManyRedirects InvalidURL NonHttpUrlClientError": _PROGRAM,
         },
     ),

@@ -86,6 +86,8 @@ class Exchange:
         if self.send_fails is not None:
             raise self.send_fails("gone")
         self.answer.messages.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self._gone.set()  # servers say so once the answer is complete
 
     async def run(self) -> Answer:
         await self.app(self.scope, self.receive, self.send)

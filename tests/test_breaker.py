@@ -923,3 +923,22 @@ def test_a_name_with_two_policies_is_refused() -> None:
         named("registry-two", open_for=6.0)
     with pytest.raises(TypeError, match="no field"):
         named("registry-two", fail_max=3)
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(TypeError("a bug of ours"), "half-open"), (LookupError("also ours"), "half-open")],
+)
+def test_a_bug_on_this_side_proves_nothing_about_the_other(error: Exception, state: str) -> None:
+    clock = Clock()
+    breaker = CircuitBreaker(
+        "bugs",
+        BreakerPolicy(failure_rate=1.0, min_calls=1, window=1, open_for=1.0),
+        clock=clock,
+    )
+    with pytest.raises(ConnectionError), breaker:
+        raise ConnectionError
+    clock.forward(2.0)
+    with pytest.raises(type(error)), breaker:
+        raise error
+    assert breaker.state == state

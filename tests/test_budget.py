@@ -134,4 +134,4 @@ def test_what_is_no_amount_is_refused_by_name(name: str, value: Any) -> None:
 @pytest.mark.parametrize("fields", [{"capacity": 0.5}, {"capacity": 5, "initial": 6}])
 def test_a_budget_that_can_never_pay_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="RetryBudget"):
-        RetryBudget(**fields)  # type: ignore[arg-type]
+        RetryBudget(**fields)

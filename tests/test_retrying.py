@@ -177,10 +177,9 @@ def test_unimportant_work_fails_fast(time: Instant) -> None:
 
 
 def test_C30_an_async_function_in_a_sync_call_is_refused() -> None:
-    async def later() -> None: ...
-
+    work: Callable[[], Any] = Work(7).later
     with pytest.raises(TypeError, match="acall"):
-        policy().call(later)
+        policy().call(work)
 
 
 def test_a_classifier_of_the_policy_decides(time: Instant) -> None:

@@ -99,6 +99,11 @@ class Methods:
     def of_class_outside(cls) -> int:
         return cls.shared()
 
+    @retry
+    @classmethod
+    def of_class_bare(cls) -> int:
+        return cls.shared()
+
     @retry(THRICE)
     @staticmethod
     def static(work: Flaky) -> int:
@@ -113,7 +118,7 @@ class Methods:
 def test_methods_of_every_kind_are_retried() -> None:
     assert Methods().plain() == 1
     assert run(Methods().later()) == 1
-    for call in (Methods.of_class, Methods.of_class_outside):
+    for call in (Methods.of_class, Methods.of_class_outside, Methods.of_class_bare):
         Methods.shared = Flaky()
         assert call() == 1
     Methods.shared = Flaky()
@@ -156,7 +161,7 @@ def test_C56_B109_B128_a_generator_is_refused_when_decorated() -> None:
 
     for each in (plain, later, Callable_(), staticmethod(plain), functools.partial(plain)):
         with pytest.raises(TypeError, match="generator"):
-            retry(each)  # type: ignore[call-overload]
+            retry(each)
 
 
 def test_B109_a_function_that_returns_a_generator_is_refused_when_called() -> None:
