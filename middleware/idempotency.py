@@ -71,13 +71,16 @@ class IdempotencyMiddleware:
         self._methods = settings.methods
         self._disabled = settings.disabled
         self._patterns = Patterns(routes) if routes is not None else None
-        self._marks = Marks()
+        self._marks = Marks(settings.methods)
         self._receipts: dict[IdempotencyPolicy, AsyncReceipts] = {}
         self._default = self._receipts_of(policy or IdempotencyPolicy())
         if self._disabled:
             logger.warning("RETRYSAFE_DISABLED is set: no request is protected")
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" and (faults := self._faults(scope)):
+            await _refuse_startup(faults, receive, send)
+            return
         if scope["type"] != "http" or scope["method"] not in self._methods or _HANDLED in scope:
             await self._pass(scope, receive, send)
             return
@@ -112,12 +115,19 @@ class IdempotencyMiddleware:
         found = self.scope_of(Request(scope))
         if inspect.isawaitable(found):
             found = await found
-        return "" if found is None else f"own:{found}"
+        return "" if found is None else f"own:{_name(found, 'the scope callable returned')}"
+
+    def _routed(self, scope: Scope) -> Any:
+        """The app whose routes are looked through: the one we are mounted in, else ours."""
+        return scope.get("app") or self.app
+
+    def _faults(self, scope: Scope) -> list[str]:
+        """Marks that can have no effect."""
+        return [] if self._disabled else self._marks.faults(self._routed(scope))
 
     def _receipts_for(self, scope: Scope) -> AsyncReceipts | None:
         """The receipts of the request's policy; None where it isn't keyed."""
-        app = scope.get("app") or self.app
-        marked = self._marks.policy_for(app, scope)
+        marked = self._marks.policy_for(self._routed(scope), scope)
         if marked is not None:
             return self._receipts_of(marked)
         if self._patterns is not None and not self._patterns.match(scope):
@@ -138,7 +148,10 @@ class IdempotencyMiddleware:
 
 def default_scope(request: Request) -> str:
     """The authenticated user of Starlette's AuthenticationMiddleware, else a digest of the
-    Authorization header, else the anonymous caller."""
+    Authorization header, else the anonymous caller.
+
+    Raises TypeError for an authenticated user whom nothing names.
+    """
     user = request.scope.get("user")
     if getattr(user, "is_authenticated", False):
         for name in ("identity", "display_name", "username"):
@@ -148,12 +161,35 @@ def default_scope(request: Request) -> str:
                 continue
             if identity:
                 return f"user:{identity}"
-        return f"user:{user}"
+        return f"user:{_name(user, 'the authenticated user is')}"
     credentials = request.headers.getlist("authorization")
     if not credentials:
         return ""
     digest = blake2b("\0".join(credentials).encode("latin-1", "replace"), digest_size=16)
     return f"auth:{digest.hexdigest()}"
+
+
+def _name(found: Any, what: str) -> str:
+    """The text of what stands for a caller. Raises TypeError where it has none of its own.
+
+    `object`'s text is an address: another for each request, so that no retry finds its receipt,
+    and sooner or later that of somebody else, so that it finds theirs.
+    """
+    kind: Any = type(found)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        raise TypeError(
+            f"{what} a {kind.__name__}, which has no text that tells callers apart: "
+            "pass scope= a callable that returns the caller's ID"
+        )
+    return str(found)
+
+
+async def _refuse_startup(faults: list[str], receive: Any, send: Any) -> None:
+    """Fail the server's start: a raised error would pass for an app without lifespan."""
+    error = SettingsError(faults)
+    logger.error("%s", error)
+    await receive()
+    await send({"type": "lifespan.startup.failed", "message": str(error)})
 
 
 async def call_user(function: Callable[..., Any], *args: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any
 
 _PROBLEM = {
@@ -24,6 +25,18 @@ _ANSWERS = {
     "422": "The key was first used with another request.",
     "503": "The receipt can't be written; nothing was run.",
 }
+_MEDIA_TYPE = "application/problem+json"
+_HEADER = {
+    "Should-Retry": {
+        "description": "Whether the same request may succeed later.",
+        "schema": {"type": "string", "enum": ["true", "false"]},
+    },
+    "Retry-After": {
+        "description": "Seconds until then.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+}
+_WITH_RETRY_AFTER = frozenset({"409", "503"})
 
 
 def document(
@@ -36,7 +49,8 @@ def document(
     """Add the header and the problems to each keyed operation of an OpenAPI schema.
 
     Changes `schema` and returns it: `app.openapi = lambda: document(get_openapi(...))`. What an
-    operation documents itself is kept.
+    operation documents itself is kept: a status of its own (FastAPI's 422) gets the problem as one
+    more media type.
     """
     schema.setdefault("components", {}).setdefault("schemas", {})["IdempotencyProblem"] = _PROBLEM
     parameter = {
@@ -46,9 +60,7 @@ def document(
         "description": "Makes the request safe to retry: the same key runs once.",
         "schema": {"type": "string", "minLength": 1, "maxLength": 255},
     }
-    content = {
-        "application/problem+json": {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}
-    }
+    content = {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}
     for path in schema.get("paths", {}).values():
         for method in methods:
             operation = path.get(method.lower())
@@ -56,8 +68,15 @@ def document(
                 continue
             parameters = operation.setdefault("parameters", [])
             if all(each.get("name", "").lower() != header.lower() for each in parameters):
-                parameters.append(parameter)
+                parameters.append(deepcopy(parameter))
             answers = operation.setdefault("responses", {})
             for status, description in _ANSWERS.items():
-                answers.setdefault(status, {"description": description, "content": content})
+                answer = answers.setdefault(status, {"description": description})
+                if "$ref" in answer:  # nothing may stand beside a reference
+                    continue
+                answer.setdefault("content", {}).setdefault(_MEDIA_TYPE, deepcopy(content))
+                headers = answer.setdefault("headers", {})
+                for name, header_object in _HEADER.items():
+                    if name != "Retry-After" or status in _WITH_RETRY_AFTER:
+                        headers.setdefault(name, deepcopy(header_object))
     return schema

@@ -149,10 +149,13 @@ class Responder:
         streaming = keys.RequestFingerprint(scope["method"], path, query, encoding)
         length = self._header(b"content-length")
         declared = int(length) if length.isdigit() else None
+        limit = self.policy.max_request_body
+        if declared is not None and declared > limit and self._header(b"expect"):
+            raise TooLarge  # the client asks before it sends: reading would invite the body
         self.body = await read_body(
             self.receive,
             declared,
-            self.policy.max_request_body,
+            limit,
             streaming.update if how == "body" else lambda chunk: None,
         )
         if how == "body":
@@ -275,10 +278,17 @@ class Responder:
         from retrysafe.middleware.idempotency import call_user
         from retrysafe.middleware.recovery import answer_recovered
 
-        found = await call_user(ask, held.abandoned)
-        if found is None:
-            return False
-        await answer_recovered(found, self.scope, recording.send)
+        try:
+            found = await call_user(ask, held.abandoned)
+            if found is None:
+                return False
+            held.control.keep()  # the work was done: whatever its status, it is not run again
+            await answer_recovered(found, self.scope, recording.send)
+        except Exception:
+            # Not known is not "not done": a release would forget that there is something to ask.
+            if not recording.concluded:
+                await held.interrupt()
+            raise
         return True
 
     async def _run_unprotected(self) -> None:
@@ -287,6 +297,10 @@ class Responder:
         async def send(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"idempotent-unprotected", b"true")]
+                if self.id_header is not None and all(
+                    n.lower() != self.id_header for n, _ in headers
+                ):
+                    headers.append((self.id_header, self.request_id.encode("ascii", "replace")))
                 message = {**message, "headers": headers}
             await self.send(message)
 

@@ -11,6 +11,9 @@ from retrysafe.records import CorruptRecord
 
 Headers = list[tuple[bytes, bytes]]
 
+REPLAYED = b"idempotent-replayed"
+ORIGINAL_ID = b"idempotent-original-request-id"
+
 # Never stored, never replayed: what belongs to one connection (RFC 9110, 7.6.1), to one moment,
 # or to one caller's session.
 _NOT_STORED = frozenset(
@@ -29,11 +32,11 @@ _NOT_STORED = frozenset(
         b"www-authenticate",
         b"authorization",
         b"authentication-info",
+        # A service behind the app may be protected as well: its replays are not ours.
+        REPLAYED,
+        ORIGINAL_ID,
     }
 )
-
-REPLAYED = b"idempotent-replayed"
-ORIGINAL_ID = b"idempotent-original-request-id"
 
 
 class StoredResponse(msgspec.Struct, array_like=True, frozen=True):
@@ -53,12 +56,21 @@ def encode(
     status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, trailers: Headers, own: bytes
 ) -> bytes:
     """The payload of a receipt. `own` is the request-ID header: the retry has its own."""
-    kept = [
-        (bytes(name), bytes(value))
-        for name, value in headers
-        if name.lower() not in _NOT_STORED and name.lower() != own
-    ]
-    return _encoder.encode(StoredResponse(status, kept, body, trailers))
+    kept: Headers = []
+    nominated: list[bytes] = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"connection":
+            nominated += value.lower().split(b",")
+        elif lower not in _NOT_STORED and lower != own:
+            kept.append((bytes(name), bytes(value)))
+    if nominated:  # RFC 9110, 7.6.1: a header named there belongs to the connection as well
+        names = {name.strip() for name in nominated}
+        kept = [pair for pair in kept if pair[0].lower() not in names]
+    if status == 204:  # RFC 9110, 8.6: not allowed there
+        kept = [pair for pair in kept if pair[0].lower() != b"content-length"]
+    after = [pair for pair in trailers if pair[0].lower() not in _NOT_STORED]
+    return _encoder.encode(StoredResponse(status, kept, body, after))
 
 
 def decode(payload: bytes) -> StoredResponse:
