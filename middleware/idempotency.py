@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from retrysafe.context import context_of, current_request, enter, leave
 from retrysafe.errors import SettingsError
-from retrysafe.middleware.responder import Responder
+from retrysafe.middleware.responder import Responder, interrupt_works
 from retrysafe.middleware.routes import Marks, Patterns
 from retrysafe.policy import IdempotencyPolicy, ResolvedPolicy
 from retrysafe.receipts import AsyncReceipts
@@ -31,6 +31,8 @@ Scope = MutableMapping[str, Any]
 ScopeOf = Callable[[Request], Any]
 
 _HANDLED = "retrysafe.handled"
+# How long (seconds) work whose request has ended may still take at shutdown.
+GRACE = 2.0
 
 
 class IdempotencyMiddleware:
@@ -80,6 +82,9 @@ class IdempotencyMiddleware:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" and (faults := self._faults(scope)):
             await _refuse_startup(faults, receive, send)
+            return
+        if scope["type"] == "lifespan":
+            await self.app(scope, _interrupting(receive), send)
             return
         if scope["type"] != "http" or scope["method"] not in self._methods or _HANDLED in scope:
             await self._pass(scope, receive, send)
@@ -182,6 +187,19 @@ def _name(found: Any, what: str) -> str:
             "pass scope= a callable that returns the caller's ID"
         )
     return str(found)
+
+
+def _interrupting(receive: Any) -> Any:
+    """The `receive` of a lifespan: at shutdown, work whose client had left is marked abandoned at
+    once. Servers may end the process right after, without a cancellation."""
+
+    async def received() -> Any:
+        message = await receive()
+        if message["type"] == "lifespan.shutdown":
+            await interrupt_works(GRACE)
+        return message
+
+    return received
 
 
 async def _refuse_startup(faults: list[str], receive: Any, send: Any) -> None:

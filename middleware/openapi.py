@@ -52,7 +52,8 @@ def document(
     operation documents itself is kept: a status of its own (FastAPI's 422) gets the problem as one
     more media type.
     """
-    schema.setdefault("components", {}).setdefault("schemas", {})["IdempotencyProblem"] = _PROBLEM
+    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+    schemas["IdempotencyProblem"] = deepcopy(_PROBLEM)
     parameter = {
         "name": header,
         "in": "header",

@@ -63,6 +63,7 @@ class Recording:
         if kind == "http.response.start" and self._start is None:
             self._begin(message)
         elif self.concluded or kind in _HINTS or self._start is None:
+            await self.flush()
             await self._forward(message)
         elif kind == "http.response.body":
             await self._body(message)
@@ -72,10 +73,11 @@ class Recording:
             self._trailers += [(bytes(n), bytes(v)) for n, v in message.get("headers", ())]
             await self._pass(message, last=not message.get("more_trailers", False))
         else:
+            await self.flush()  # nothing overtakes the start
             await self._forward(message)
 
     async def flush(self) -> None:
-        """Pass on a start that no body followed."""
+        """Pass on a start that was held back."""
         if self._start is not None and not self._start_sent:
             self._start_sent = True
             await self._forward(self._start)

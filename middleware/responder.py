@@ -349,6 +349,20 @@ class Responder:
             logger.debug("the client left before its answer")
 
 
+async def interrupt_works(grace: float) -> None:
+    """Give what still runs on this loop `grace` seconds to end, then interrupt it: its receipts
+    are abandoned now, not when their leases end."""
+    loop = asyncio.get_running_loop()
+    works = {work for work in _works if work.get_loop() is loop}
+    if not works:
+        return
+    _, left = await asyncio.wait(works, timeout=grace)
+    for work in left:
+        work.cancel()
+    if left:
+        await asyncio.wait(left, timeout=grace)
+
+
 def _report_orphan(work: asyncio.Task[None]) -> None:
     """The server has let go of this request: its failure would be seen by nobody."""
     if not work.cancelled() and (error := work.exception()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -287,5 +288,46 @@ def test_work_that_listens_for_the_disconnect_survives_the_servers_cancellation(
         release.set()
         again = await post(target)
         assert (again.status, again.replayed) == (201, True)
+
+    run(main())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_I24_at_the_lifespans_shutdown_work_ends_or_is_abandoned_at_once(
+    store: Store, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[IdempotencyMiddleware.__module__]
+    monkeypatch.setattr(module, "GRACE", 5.0 if ends else 0.05)
+
+    async def main() -> None:
+        runs = 0
+        gate = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal runs
+            if scope["type"] == "lifespan":
+                assert (await receive())["type"] == "lifespan.shutdown"
+                return
+            runs += 1
+            await gate.wait()
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            await send({"type": "http.response.body", "body": b"x"})
+
+        target = mounted(app, store)
+        request = asyncio.create_task(post(target))
+        await until(lambda: runs == 1)
+        request.cancel()  # the server has let go of it
+
+        async def receive() -> dict[str, str]:
+            return {"type": "lifespan.shutdown"}
+
+        if ends:
+            asyncio.get_running_loop().call_soon(gate.set)
+        await target({"type": "lifespan"}, receive, None)
+        gate.set()
+        async with asyncio.timeout(5):
+            again = await post(target)
+        assert again.replayed is ends
+        assert runs == (1 if ends else 2)
 
     run(main())
