@@ -303,6 +303,7 @@ def test_I29_a_lease_is_renewed_while_sync_work_runs(store: Store) -> None:
 
 
 def test_B024_no_thread_task_or_held_receipt_is_left(store: Store) -> None:
+    before = set(threading.enumerate())  # other tests' threads are not ours to judge
     receipts = Receipts(store, policy(lease=0.3))
     for n in range(200):
         got = receipts.begin(Call(f"k{n}", "s", ONE))
@@ -310,7 +311,8 @@ def test_B024_no_thread_task_or_held_receipt_is_left(store: Store) -> None:
         got.finish(b"r", 60)
 
     def left() -> set[str]:
-        return {t.name for t in threading.enumerate() if t.name.startswith("retrysafe")}
+        new = set(threading.enumerate()) - before
+        return {thread.name for thread in new if thread.name.startswith("retrysafe")}
 
     wait_until(lambda: not left() - {"retrysafe-inbox"})
 
