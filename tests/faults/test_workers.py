@@ -48,7 +48,7 @@ def order(payment: str, seconds: float = 0.0) -> dict[str, Any]:
 
 def client() -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=500, max_keepalive_connections=500)
-    return httpx.AsyncClient(limits=limits, timeout=30)
+    return httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(90, pool=None))
 
 
 async def pay(
@@ -70,7 +70,7 @@ def test_B002_200_duplicates_over_two_workers_run_once(start: Start, ledger: Led
         assert {(each.status_code, each.content) for each in answers} == {(201, answers[0].content)}
         assert sum("idempotent-replayed" not in each.headers for each in answers) == 1
 
-    run(main(), limit=60)
+    run(main(), limit=110)
     assert ledger.count("started") == ledger.count("moved") == 1
 
 
@@ -86,7 +86,7 @@ def test_300_keys_with_3_duplicates_each_run_300_times(start: Start, ledger: Led
             answers = await asyncio.gather(*calls)
         assert {each.status_code for each in answers} == {201}
 
-    run(main(), limit=60)
+    run(main(), limit=110)
     assert ledger.count("started") == ledger.count("moved") == 300
 
 
@@ -109,7 +109,7 @@ def test_B008_B009_B015_a_killed_workers_key_is_taken_over_by_one_waiter(
             answers = await asyncio.gather(*waiters)
         assert {each.status_code for each in answers} == {201}
 
-    run(main(), limit=60)
+    run(main(), limit=110)
     assert ledger.count("started") == 2
     assert ledger.count("moved") == 1
 
@@ -130,7 +130,7 @@ def test_with_refuse_the_retry_of_a_killed_workers_call_is_told_abandoned(
         assert answer.status_code == 409
         assert answer.json()["type"] == "urn:retrysafe:problem:abandoned"
 
-    run(main(), limit=60)
+    run(main(), limit=110)
     assert ledger.count("started") == 1
 
 
@@ -150,7 +150,7 @@ def test_I44_a_worker_that_wakes_up_too_late_answers_from_the_record_that_won(
         assert other.status_code == late.status_code == again.status_code == 201
         assert other.content == late.content == again.content
 
-    run(main(), limit=60)
+    run(main(), limit=110)
     assert ledger.count("started") == 2  # both ran: that is what a pause beyond the lease costs
 
 
@@ -184,7 +184,7 @@ def test_O88_gunicorn_with_preload_forks_and_works(start: Start, ledger: Ledger)
             )
         assert {each.status_code for each in answers} == {201}
 
-    run(main(), limit=60)
+    run(main(), limit=110)
     assert ledger.count("moved") == 20
 
 
