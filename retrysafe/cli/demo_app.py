@@ -26,7 +26,6 @@ def note(fact: str, payment: str, cents: int) -> None:
     ledger = os.open(LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(ledger, line)
-        os.fsync(ledger)
     finally:
         os.close(ledger)
 
