@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import threading
 
 from retrysafe.timing import timing
@@ -11,6 +11,7 @@ __all__ = ["RetryBudget"]
 
 _RESERVE = 10.0  # seconds of `per_second` that a new budget starts with, and retries it can save
 _TINY = 1e-9  # ten times 0.1 is one
+_LARGEST = sys.float_info.max  # an int beyond it is no float
 
 
 class RetryBudget:
@@ -84,6 +85,6 @@ class RetryBudget:
 
 
 def _amount(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
         raise ValueError(f"RetryBudget.{name} takes a finite number, 0 or more, not {value!r}")
     return float(value)

@@ -7,6 +7,7 @@ or None to stop. The loops around it only run the work and sleep (`retrysafe.ret
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import uuid
 from contextvars import ContextVar, Token
@@ -15,6 +16,7 @@ from typing import Any
 from retrysafe import units
 from retrysafe.attempt import Attempt
 from retrysafe.attempt_history import HISTORY, AttemptFact, record, shown
+from retrysafe.cancellations import was_cancelled
 from retrysafe.classify import Classification, as_classification, classify
 from retrysafe.context import current_request
 from retrysafe.deadlines import current_deadline
@@ -62,6 +64,8 @@ class Call:
         self.policy = policy
         self._work = work
         self._context = current_request()
+        # Its id alone: to hold it would keep its frames alive. It lives as long as it is handled.
+        self._handled = id(sys.exception())
         self._started = self._began = timing().monotonic()
 
     @property
@@ -158,6 +162,8 @@ class Call:
         if self.outer is not None and not policy.nested:
             return None
         error = subject if isinstance(subject, BaseException) else None
+        if error is not None and was_cancelled(error, self._handled):
+            return None
         now = timing().monotonic()
         if repeatable is None:
             repeatable = policy.idempotent
@@ -187,7 +193,7 @@ class Call:
     ) -> tuple[float | None, str]:
         """(delay, "") or (None, why not; "" where the failure itself says it all)."""
         policy = self.policy
-        refusal = isinstance(subject, BreakerOpen)
+        refusal = _is_refusal(subject)
         if refusal and not policy.retry_on_open:
             return None, ""
         if not verdict.retryable(repeatable):
@@ -276,6 +282,17 @@ class Call:
                 detail=f"{self.name}: attempt {self.number}: {detail}",
             )
         )
+
+
+def _is_refusal(subject: object) -> bool:
+    """An open breaker's refusal, also one that was raised again as an error of the caller's own."""
+    for _ in range(20):
+        if not isinstance(subject, BaseException):
+            return False
+        if isinstance(subject, BreakerOpen):
+            return True
+        subject = subject.__cause__
+    return False
 
 
 def _least(a: int | None, b: int | None) -> int | None:

@@ -6,6 +6,7 @@ Retries, the circuit breaker and the waiting for results all judge by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from retrysafe import errors
@@ -99,7 +100,10 @@ class _Classifier:
         return None
 
     def _error(self, error: BaseException) -> Classification:
+        explicit, before = True, error
         for each in chain(error):
+            explicit = explicit and (each is before or each is before.__cause__)
+            before = each
             if not isinstance(each, Exception):
                 if each is error:
                     raise TypeError(f"{type(error).__name__} is never classified: let it pass")
@@ -108,7 +112,9 @@ class _Classifier:
             if found is None and isinstance(each, ExceptionGroup):
                 found = self._group(each)
             if found is not None:
-                return found
+                # What was merely being handled when `error` was raised may be older than the call,
+                # or another call's failure (a fallback): no proof that this one didn't run.
+                return found if explicit else replace(found, sent=True, may_have_run=True)
         return Classification(Outcome.UNKNOWN, reason="not recognised", recognised=False)
 
     def _group(self, group: ExceptionGroup[Exception]) -> Classification | None:
@@ -168,10 +174,11 @@ classify = _Classifier()
 """`classify(exception or response) -> Classification`.
 
 An exception is judged by, in this order: what was registered for its type; its own `retryable`
-(a bool); what is known of its type; the same for what it was raised from, or while handling. Of a
-group the member that forbids most decides. A response (anything with `status_code` or `status`)
-is judged by `retrysafe.answers.classify_status`; any other value is a SUCCESS. What nothing is
-known about is UNKNOWN with `recognised=False`, and not retried.
+(a bool); what is known of its type; the same for what it was raised from, or while handling
+(the latter never proves that the call didn't run: `may_have_run` is then true). Of a group the
+member that forbids most decides. A response (anything with `status_code` or `status`) is judged by
+`retrysafe.answers.classify_status`; any other value is a SUCCESS. What nothing is known about is
+UNKNOWN with `recognised=False`, and not retried.
 
 Raises TypeError for a `BaseException` that is no `Exception`: a cancellation, an interrupt and an
 exit are no outcome of a call.

@@ -125,10 +125,15 @@ def _reason(error: Any) -> Classification | None:
 
 
 def _redis_connection(error: BaseException) -> Classification:
-    refused = any(isinstance(e, OSError) and e.errno in _CONNECT for e in chain(error))
-    if refused or _has(error, "gaierror") or str(error).startswith("Error 111 "):
-        return _NEVER_SENT
+    # Only its text tells: what it was raised while handling may be the failure of another server.
+    text = str(error)
+    if text.startswith("Error") and " connecting" in text:
+        return _connecting(error)
     return _CUT
+
+
+def _redis_timeout(error: BaseException) -> Classification:
+    return _NEVER_SENT if str(error).startswith("Timeout connecting") else _TIMEOUT
 
 
 def _redis_answer(error: BaseException) -> Classification:
@@ -266,7 +271,7 @@ _RULES: dict[str, Rule] = {
             "WatchError AskError MovedError SlotNotCoveredError": _NOT_ACTED_ON,
             "OutOfMemoryError": _THROTTLED,
             "ConnectionError": _redis_connection,
-            "TimeoutError": _TIMEOUT,
+            "TimeoutError": _redis_timeout,
             "InvalidResponse": _MALFORMED,
             "ResponseError": _redis_answer,
         },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -15,6 +15,8 @@ from retrysafe.settings import Settings
 __all__ = ["PolicyFields", "RetryRules"]
 
 Classify = Callable[[Any], "Classification | Outcome | bool"]
+
+_LARGEST = sys.float_info.max  # an int beyond it is no float
 
 
 class PolicyFields(TypedDict, total=False):
@@ -41,15 +43,14 @@ def _refuse(name: str, value: object, takes: str) -> ValueError:
     return ValueError(f"RetryPolicy.{name} takes {takes}, not {value!r}")
 
 
-def _seconds(name: str, value: object, *, zero: bool = False) -> None:
+def _seconds(name: str, value: object, takes: str, *, zero: bool = False) -> None:
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value < 0
+        or not 0 <= value <= _LARGEST
         or (value == 0 and not zero)
     ):
-        raise _refuse(name, value, "a finite number of seconds above 0, or None for no deadline")
+        raise _refuse(name, value, f"a finite number of seconds{takes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,9 @@ class RetryRules:
     retry_on_open: wait for an open breaker, for as long as it says and the deadline allows.
         It costs no budget. False: its refusal ends the retries.
     idempotent: running the work twice does no harm, so that it is run again also where it may
-        have run before. To decorate a function says so; False: only what surely did not run is
-        run again. HTTP clients decide it by method and key instead.
+        have run before. To decorate a function says so; False: only where its error says that
+        nothing was done is it run again. The error speaks of the request that failed, so let such
+        work make one. HTTP clients decide it by method and key instead.
 
     Raises ValueError, naming the field, for what can't be used, and for a policy without an end.
     """
@@ -101,7 +103,7 @@ class RetryRules:
         ):
             raise _refuse("attempts", self.attempts, "a whole number of 1 or more, or None")
         if self.deadline is not None:
-            _seconds("deadline", self.deadline)
+            _seconds("deadline", self.deadline, " above 0, or None for no deadline")
         if isinstance(self.backoff, str):
             try:
                 object.__setattr__(self, "backoff", parse_backoff(self.backoff))
@@ -114,7 +116,7 @@ class RetryRules:
             raise _refuse("classify", self.classify, "a function")
         if self.budget is not None and not isinstance(self.budget, RetryBudget):
             raise _refuse("budget", self.budget, "a RetryBudget")
-        _seconds("max_retry_after", self.max_retry_after, zero=True)
+        _seconds("max_retry_after", self.max_retry_after, ", 0 or more", zero=True)
         for name in ("important", "nested", "retry_on_open", "idempotent"):
             if not isinstance(getattr(self, name), bool):
                 raise _refuse(name, getattr(self, name), "True or False")

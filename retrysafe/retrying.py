@@ -6,8 +6,6 @@ those that people write by hand.
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from types import CoroutineType
@@ -31,8 +29,6 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_CHAIN = 20  # how far a chain of exceptions is followed
 
 
 class RetryPolicy(RetryRules):
@@ -85,14 +81,11 @@ class RetryPolicy(RetryRules):
     async def acall(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same for an async function; the waits leave the event loop free."""
         call = Call(self, fn)
-        handled = sys.exception()
         while True:
             call.enter()
             try:
                 result = await fn(*args, **kwargs)
             except Exception as error:
-                if _cancelled(error, handled):
-                    raise
                 delay = call.failed(error)
                 if delay is None:
                     raise
@@ -125,20 +118,3 @@ class RetryPolicy(RetryRules):
             if following is not None:
                 await call.asleep(attempt.delay)
             attempt = following
-
-
-def _cancelled(error: BaseException, handled: BaseException | None) -> bool:
-    """Whether `error` is what the work made of its cancellation: that is not to be retried.
-
-    `handled` is what the caller was handling before: cleaning up after a cancellation may retry.
-    """
-    at: BaseException | None = error
-    for _ in range(_CHAIN):
-        if at is None or at is handled:
-            return False
-        if isinstance(at, asyncio.CancelledError):
-            # A timeout within the work takes its cancellation back; one from outside stays.
-            task = asyncio.current_task()
-            return task is not None and task.cancelling() > 0
-        at = at.__context__ or at.__cause__
-    return False

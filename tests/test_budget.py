@@ -124,7 +124,9 @@ def test_threads_never_spend_more_than_there_is() -> None:
     assert sum(spent) == 500
 
 
-@pytest.mark.parametrize("value", [True, -1, math.nan, math.inf, "1", None])
+@pytest.mark.parametrize(
+    "value", [True, -1, math.nan, math.inf, "1", None, pytest.param(10**400, id="huge")]
+)
 @pytest.mark.parametrize("name", ["ratio", "per_second"])
 def test_what_is_no_amount_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):

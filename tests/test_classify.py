@@ -69,7 +69,10 @@ NEVER_SENT = [
     urllib3.exceptions.NameResolutionError("h", POOL, socket.gaierror(-2, "x")),
     connector_error(),
     aiohttp.ConnectionTimeoutError("slow"),
-    caused(redis.ConnectionError("Error 111 connecting"), ConnectionRefusedError(111, "refused")),
+    redis.ConnectionError("Error 111 connecting to h:1. Connection refused."),
+    redis.ConnectionError("Error 113 connecting to h:1. No route to host."),
+    redis.ConnectionError("Error -2 connecting to h:1. Name or service not known."),
+    redis.TimeoutError("Timeout connecting to server"),
     redis.exceptions.MaxConnectionsError("full"),
     errors.StoreUnavailable(reason="down"),
     errors.BreakerOpen("pay", 3.0),
@@ -239,6 +242,26 @@ def test_causes_are_walked_and_a_known_error_in_front_of_them_wins() -> None:
     assert classify(hidden).recognised
     hidden.__suppress_context__ = True
     assert not classify(hidden).recognised
+
+
+def test_B103_what_was_only_being_handled_is_no_proof_that_nothing_ran() -> None:
+    # A fallback: the refusal is another server's, and what the fallback did is not known.
+    error = RuntimeError("lost")
+    error.__context__ = ConnectionRefusedError()
+    found = classify(error)
+    assert (found.outcome, found.sent, found.may_have_run) == (TRANSIENT, True, True)
+    assert found.retryable(True)
+    assert not found.retryable(False)
+    found = classify(caused(RuntimeError("lost"), ConnectionRefusedError()))
+    assert (found.sent, found.may_have_run) == (False, False)
+    behind = caused(RuntimeError("lost"), error)
+    assert classify(behind).may_have_run
+
+
+def test_B103_a_cut_connection_is_not_excused_by_the_refusal_of_another_server() -> None:
+    cut = redis.ConnectionError("Connection closed by server.")
+    cut.__context__ = ConnectionRefusedError(111, "the primary")
+    assert classify(cut).outcome is UNKNOWN
 
 
 def test_a_circle_of_causes_and_a_very_long_chain_end() -> None:

@@ -158,6 +158,20 @@ def test_B103_what_may_have_run_is_repeated_only_where_that_is_safe(time: Instan
     assert cut.runs == 5
 
 
+def test_B103_a_fallback_that_may_have_run_is_not_repeated(time: Instant) -> None:
+    charged = Work(RuntimeError("answer lost"))
+
+    def pays() -> None:
+        try:
+            raise ConnectionRefusedError("the first provider")
+        except ConnectionRefusedError:
+            charged()
+
+    with pytest.raises(RuntimeError):
+        policy(idempotent=False).call(pays)
+    assert charged.runs == 1
+
+
 def test_B103_a_client_decides_by_method_and_key() -> None:
     may_have_run = Classification(Outcome.UNKNOWN)
     refused = Classification(Outcome.TRANSIENT, sent=False)
@@ -277,6 +291,54 @@ def test_C42_a_cancellation_that_became_an_error_is_not_retried() -> None:
 
     run(main(), limit=5)
     assert runs == 1
+
+
+def test_C42_a_cancellation_that_became_an_error_ends_a_block_too() -> None:
+    runs = 0
+
+    async def loops() -> None:
+        nonlocal runs
+        async for attempt in policy():
+            with attempt:
+                runs += 1
+                if runs > 1:
+                    return
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    raise ConnectionError("closed") from None
+
+    async def main() -> None:
+        task = asyncio.create_task(loops())
+        await until(lambda: runs == 1)
+        task.cancel()
+        with pytest.raises(ConnectionError):
+            await task
+
+    run(main(), limit=5)
+    assert runs == 1
+
+
+def test_C42_a_block_that_cleans_up_after_a_cancellation_may_retry(time: Instant) -> None:
+    work = Work(ConnectionError(), 7)
+
+    async def cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            async for attempt in policy():
+                with attempt:
+                    work()
+
+    async def main() -> None:
+        task = asyncio.create_task(cancelled())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+    assert work.runs == 2
 
 
 def test_C42_cleaning_up_after_a_cancellation_may_retry(time: Instant) -> None:
@@ -538,7 +600,9 @@ def test_C47_what_is_no_number_of_attempts_is_refused(value: Any) -> None:
         RetryPolicy(attempts=value)
 
 
-@pytest.mark.parametrize("value", [0, -1, True, math.nan, math.inf, "3"])
+@pytest.mark.parametrize(
+    "value", [0, -1, True, math.nan, math.inf, "3", pytest.param(10**400, id="huge")]
+)
 def test_C47_what_is_no_deadline_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"RetryPolicy\.deadline"):
         RetryPolicy(deadline=value)
@@ -551,6 +615,7 @@ def test_C47_what_is_no_deadline_is_refused(value: Any) -> None:
         {"backoff": FullJitter},
         {"backoff": "sometimes"},
         {"max_retry_after": math.inf},
+        {"max_retry_after": 10**400},
         {"classify": 3},
         {"budget": 3},
         {"important": 1},
@@ -992,6 +1057,20 @@ def test_C61_B115_where_asked_the_open_time_is_waited_for_and_costs_no_budget() 
     assert 0.2 <= timing.delays[1] <= 0.23
     with pytest.raises(BreakerOpen), instant(clock=clock):
         policy(deadline=5, retry_on_open=True).call(Work(BreakerOpen("pay", 60.0)))
+
+
+def test_C61_a_refusal_raised_again_as_another_error_ends_the_retries_too(time: Instant) -> None:
+    class Unavailable(Exception): ...
+
+    error = Unavailable("payments")
+    error.__cause__ = BreakerOpen("pay", 5.0)
+    work = Work(error)
+    with pytest.raises(Unavailable):
+        policy().call(work)
+    assert (work.runs, time.delays) == (1, [])
+    budget = RetryBudget(ratio=0, per_second=0, initial=0)
+    work = Work(error, 7)
+    assert policy(retry_on_open=True, budget=budget).call(work) == 7
 
 
 def test_a_breaker_that_is_open_for_ages_is_not_waited_for(time: Instant) -> None:
