@@ -50,12 +50,13 @@ class Recording:
         self._gone = False
 
     def prepare(self, scope: Scope) -> Scope:
-        """The scope for the app: without extensions whose bytes can't be recorded."""
-        extensions = scope.get("extensions")
-        if extensions and "http.response.zerocopysend" in extensions:
-            extensions = {n: v for n, v in extensions.items() if n != "http.response.zerocopysend"}
-            return {**scope, "extensions": extensions}
-        return scope
+        """The scope for the app: without extensions whose bytes can't be recorded, and with the
+        spec version in which an app goes on when its client leaves. Below 2.4 Starlette's streams
+        stop at a disconnect; the work would be released after its side effect."""
+        extensions = dict(scope.get("extensions") or {})
+        extensions.pop("http.response.zerocopysend", None)
+        asgi = {**scope.get("asgi", {}), "spec_version": "2.4"}
+        return {**scope, "asgi": asgi, "extensions": extensions}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """ASGI's send, as the app sees it."""
