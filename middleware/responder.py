@@ -59,6 +59,7 @@ class Responder:
         self.id_header: bytes | None = None
         self._watcher: asyncio.Task[Any] | None = None
         self._left = False
+        self._handed_over = False
 
     async def respond(self, values: Sequence[bytes]) -> None:
         """The table of contents: identify, read, begin, then replay or run."""
@@ -75,17 +76,17 @@ class Responder:
             try:
                 held = await self._receipt(values)
             except errors.RetrySafeError as error:
-                self.body.close()
                 await self._problem(problems.of(error))
                 return
             if isinstance(held, AsyncHeld):
+                self._handed_over = True
                 await self._work(held)
             elif held:
                 await self._run_unprotected()
-            else:
-                self.body.close()
         finally:
             leave(token)
+            if not self._handed_over:  # the work closes the body itself, when it ends
+                self.body.close()
             if self._watcher is not None:
                 self._watcher.cancel()
 
@@ -254,15 +255,15 @@ class Responder:
                 if not await self._recovered(held, recording):
                     await self.middleware.app(scope, self._app_receive(), recording.send)
         except Exception:
-            if not recording.concluded:
+            if not held.ending:
                 await held.release()
             raise
         except BaseException:
-            if not recording.concluded:
+            if not held.ending:
                 await held.interrupt()
             raise
         else:
-            if not recording.concluded:  # the app ended without an answer, or in the middle of one
+            if not held.ending:  # the app ended without an answer, or in the middle of one
                 await held.release()
                 await recording.flush()
         finally:
@@ -286,7 +287,7 @@ class Responder:
             await answer_recovered(found, self.scope, recording.send)
         except Exception:
             # Not known is not "not done": a release would forget that there is something to ask.
-            if not recording.concluded:
+            if not held.ending:
                 await held.interrupt()
             raise
         return True
@@ -304,11 +305,8 @@ class Responder:
                 message = {**message, "headers": headers}
             await self.send(message)
 
-        try:
-            with unprotected():
-                await self.middleware.app(self.scope, self._app_receive(), send)
-        finally:
-            self.body.close()
+        with unprotected():
+            await self.middleware.app(self.scope, self._app_receive(), send)
 
     # The answer
 

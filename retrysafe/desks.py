@@ -5,6 +5,7 @@ a door to the store, an inbox, the table of flights, the renewal of leases.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import threading
@@ -21,6 +22,8 @@ from retrysafe.flow import Execute, Listen, Sleep, Spawn, Taken, Wait
 from retrysafe.stores.base import Store
 from retrysafe.stores.doors import async_door, door
 
+logger = logging.getLogger("retrysafe")
+
 _IDLE = object()
 # The renewal thread looks up this often, so that an idle one ends soon (seconds).
 _LINGER = 1.0
@@ -31,9 +34,15 @@ def new_token() -> bytes:
     return secrets.token_urlsafe(12).encode()
 
 
+# Leases are renewed at about a third: due from here on, looked at this often (parts of a lease).
+_DUE = 0.28
+_LOOK = 1 / 6
+
+
 def renewal_due(taken: Taken, now: float) -> bool:
-    """A lease is renewed at a third of its length."""
-    return now >= taken.lease_until - taken.claim.policy.lease * 2 / 3
+    """Whether enough of a lease is over."""
+    lease = taken.claim.policy.lease
+    return now >= taken.lease_until - lease * (1 - _DUE)
 
 
 def _tell(taken: Taken, kind: str, detail: str = "") -> None:
@@ -64,6 +73,8 @@ def renewed(taken: Taken, answer: Reply | BaseException, asked: float) -> bool:
         return False
     if isinstance(answer, Reply):
         if answer.answer is Answer.REFUSED:
+            if taken.finishing:
+                return False  # our own finish may have come first; its reply will tell
             taken.lost = True
             _tell(taken, "lease-lost")
             return True
@@ -77,6 +88,26 @@ def renewed(taken: Taken, answer: Reply | BaseException, asked: float) -> bool:
         return True
     _tell(taken, "renewal-failed", type(answer).__name__)
     return False
+
+
+def note_renewals(
+    desk: AsyncDesk | Desk,
+    due: Sequence[tuple[Taken, c.Renew]],
+    answers: Sequence[Reply | Exception],
+    asked: float,
+) -> None:
+    """Take note of a batch's answers. What one receipt's owner does about its loss is kept from
+    the others."""
+    for (taken, _), answer in zip(due, answers, strict=True):
+        _, on_lost = desk.held.get(id(taken), (None, None))
+        if not renewed(taken, answer, asked):
+            continue
+        desk.flights.leave(taken.place)  # duplicates need not wait for a result that lost
+        if on_lost is not None:
+            try:
+                on_lost()
+            except Exception:
+                logger.exception("what was to be done about a lost lease failed")
 
 
 class AsyncWaker:
@@ -126,7 +157,7 @@ class AsyncDesk:
         self._loop = asyncio.get_running_loop()
         self._listen_lock = asyncio.Lock()
         self._deaf_until = 0.0
-        self._held: dict[int, tuple[Taken, Any]] = {}
+        self.held: dict[int, tuple[Taken, Any]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -165,25 +196,28 @@ class AsyncDesk:
 
     def hold(self, taken: Taken, on_lost: Any) -> None:
         """Renew a receipt's lease until `drop`."""
-        self._held[id(taken)] = (taken, on_lost)
-        if self._timer is None:
+        self.held[id(taken)] = (taken, on_lost)
+        look = self._loop.time() + taken.claim.policy.lease * _LOOK
+        if self._timer is None or self._timer.when() > look:
             self._schedule()
 
     def drop(self, taken: Taken) -> None:
-        self._held.pop(id(taken), None)
+        self.held.pop(id(taken), None)
 
     def _schedule(self) -> None:
-        for name in [name for name, (taken, _) in self._held.items() if taken.ended]:
-            del self._held[name]
-        if not self._held:
+        if self._timer is not None:
+            self._timer.cancel()
+        for name in [name for name, (taken, _) in self.held.items() if taken.ended]:
+            del self.held[name]
+        if not self.held:
             self._timer = None
             return
-        shortest = min(taken.claim.policy.lease for taken, _ in self._held.values())
-        self._timer = self._loop.call_later(shortest / 3, self._tick)
+        shortest = min(taken.claim.policy.lease for taken, _ in self.held.values())
+        self._timer = self._loop.call_later(shortest * _LOOK, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        due = renewals([taken for taken, _ in self._held.values()], time.monotonic())
+        due = renewals([taken for taken, _ in self.held.values()], time.monotonic())
         if due:
             task = self._loop.create_task(self._renew(due), name="retrysafe-renewal")
             self._tasks.add(task)
@@ -193,12 +227,7 @@ class AsyncDesk:
     async def _renew(self, due: list[tuple[Taken, c.Renew]]) -> None:
         asked = time.monotonic()
         answers = await self.door.execute_many([command for _, command in due])
-        for (taken, _), answer in zip(due, answers, strict=True):
-            _, on_lost = self._held.get(id(taken), (None, None))
-            if renewed(taken, answer, asked):
-                self.flights.leave(taken.place)  # duplicates need not wait for a result that lost
-                if on_lost is not None:
-                    on_lost()
+        note_renewals(self, due, answers, asked)
 
     async def _listen(self, seconds: float) -> bool:
         async with self._listen_lock:
@@ -256,7 +285,7 @@ class Desk:
         self.flights = Flights(ThreadWaker)
         self._listen_lock = threading.Lock()
         self._deaf_until = 0.0
-        self._held: dict[int, tuple[Taken, Any]] = {}
+        self.held: dict[int, tuple[Taken, Any]] = {}
         self._held_changed = threading.Condition(threading.Lock())
         self._renewer: threading.Thread | None = None
 
@@ -296,40 +325,40 @@ class Desk:
     def hold(self, taken: Taken, on_lost: Any) -> None:
         """Renew a receipt's lease until `drop`."""
         with self._held_changed:
-            self._held[id(taken)] = (taken, on_lost)
-            if self._renewer is None:
+            self.held[id(taken)] = (taken, on_lost)
+            if self._renewer is None or not self._renewer.is_alive():
                 self._renewer = threading.Thread(
                     target=self._renew_all, name="retrysafe-renewal", daemon=True
                 )
                 self._renewer.start()
-            elif taken.claim.policy.lease < 3 * _LINGER:
+            elif taken.claim.policy.lease * _LOOK < _LINGER:
                 self._held_changed.notify()
 
     def drop(self, taken: Taken) -> None:
         with self._held_changed:
-            self._held.pop(id(taken), None)
+            self.held.pop(id(taken), None)
 
     def _renew_all(self) -> None:
         while True:
             with self._held_changed:
-                for name in [name for name, (taken, _) in self._held.items() if taken.ended]:
-                    del self._held[name]
-                if not self._held:
+                for name in [name for name, (taken, _) in self.held.items() if taken.ended]:
+                    del self.held[name]
+                if not self.held:
                     self._renewer = None
                     return
-                shortest = min(taken.claim.policy.lease for taken, _ in self._held.values())
+                shortest = min(taken.claim.policy.lease for taken, _ in self.held.values())
                 # A shorter lease may come in while this thread sleeps: `hold` wakes it.
-                self._held_changed.wait(min(shortest / 3, _LINGER))
-                held = [taken for taken, _ in self._held.values()]
+                self._held_changed.wait(min(shortest * _LOOK, _LINGER))
+                held = [taken for taken, _ in self.held.values()]
             asked = time.monotonic()
             due = renewals(held, asked)
-            answers = self.door.execute_many([command for _, command in due])
-            for (taken, _), answer in zip(due, answers, strict=True):
-                _, on_lost = self._held.get(id(taken), (None, None))
-                if renewed(taken, answer, asked):
-                    self.flights.leave(taken.place)
-                    if on_lost is not None:
-                        on_lost()
+            try:
+                answers = self.door.execute_many([command for _, command in due])
+            except Exception:
+                # Whatever it was, the other leases must not end for it: tried again at once.
+                logger.exception("a renewal failed")
+                continue
+            note_renewals(self, due, answers, asked)
 
     def _listen(self, seconds: float) -> bool:
         with self._listen_lock:
@@ -366,6 +395,9 @@ def async_desk_for(store: Store, max_waiters: int) -> AsyncDesk:
     loop = asyncio.get_running_loop()
     desks = _async_desks.get(loop)
     if desks is None:
+        # A desk holds its loop, so the weak key alone would keep both for ever.
+        for ended in [each for each in _async_desks if each.is_closed()]:
+            del _async_desks[ended]
         desks = _async_desks[loop] = {}
     desk = desks.get(id(store))
     if desk is None:

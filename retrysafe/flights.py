@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from retrysafe.errors import FingerprintMismatch, InFlight
+from retrysafe.errors import FingerprintMismatch, InFlight, StoreUnavailable
 from retrysafe.records import Record, mismatched
 
 
@@ -27,8 +27,9 @@ class Lead:
 
 LEAD = Lead()
 
-# A finished record, the lead, or a nudge from the inbox: the stored bytes, b"" for "look again".
-Signal = Record | Lead | bytes
+# A finished record, the lead, what kept the leader from the store, or a nudge from the inbox: the
+# stored bytes, b"" for "look again".
+Signal = Record | Lead | StoreUnavailable | bytes
 
 
 class Flight:
@@ -139,6 +140,15 @@ class Flights:
         if mismatched(record.fingerprint, flight.fingerprint):
             self.leave(place)
             return
+        self._close(flight, record)
+
+    def fail(self, place: Place, error: StoreUnavailable) -> None:
+        """The leader could not reach the store: so can't its followers."""
+        self.discount(place)
+        if place.flight is not None and place.flight.leader is place.waker:
+            self._close(place.flight, error)
+
+    def _close(self, flight: Flight, signal: Signal) -> None:
         with self._lock:
             if self._table.get(flight.digest) is not flight:
                 return
@@ -146,7 +156,7 @@ class Flights:
             followers = list(flight.followers)
             flight.followers.clear()
         for follower in followers:
-            follower.wake(record)
+            follower.wake(signal)
 
     def nudge(self, digest: bytes, value: bytes) -> None:
         """An inbox message: for one leader, or (empty digest) for all."""

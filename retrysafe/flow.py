@@ -121,6 +121,7 @@ class Taken:
     since: float
     lease_until: float
     lost: bool = False
+    finishing: bool = False
     ended: bool = False
 
 
@@ -141,13 +142,19 @@ def claim(desk: FlowDesk, ask: Claim) -> Generator[Effect, Any, Taken | Record]:
             signal = (yield Wait(place.waker, left)) if left > 0 else None
             if signal is None:
                 raise _in_flight(ask, 1.0)
+            if isinstance(signal, StoreUnavailable):
+                raise type(signal)(ask.name, signal.reason)
             if isinstance(signal, Record):
-                flights.discount(place)
-                taken = True  # nothing to hand on: the flight is closed
+                if mismatched(signal.fingerprint, ask.fingerprint):
+                    raise FingerprintMismatch(ask.name)
                 _tell(ask, "waited", began)
                 return signal
             place.leads = True
-        result = yield from _lead(desk, ask, place, end)
+        try:
+            result = yield from _lead(desk, ask, place, end)
+        except StoreUnavailable as error:
+            flights.fail(place, error)  # each would find out for itself, one after another
+            raise
         if isinstance(result, Taken):
             taken = True
             flights.discount(place)
@@ -244,26 +251,20 @@ def finish(
 ) -> Generator[Effect, Any, Record | None]:
     """Record the result. None: ours stands, or will; a Record: another's won, answer from it."""
     ask = taken.claim
+    taken.finishing = True
     record = Record(ask.fingerprint, ask.token, taken.fence, ask.request_id, payload)
     command = c.Finish(ask.digest, ask.token, encode_done(record), max(1, int(ttl * 1e3)))
-    began = time.monotonic()
-    delay = 0.02
-    while True:
-        try:
-            reply = yield Execute(command)
-            break
-        except GeneratorExit:
+    try:
+        reply = yield from _insist(command, min(FOREGROUND, ask.policy.lease))
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        # Cancelled, also between two tries, or out of reach: the work is done all the same.
+        yield Spawn(_finish_later(desk, taken, record, command))
+        if not isinstance(error, StoreUnavailable):
             raise
-        except StoreUnavailable:
-            if time.monotonic() - began + delay > min(FOREGROUND, ask.policy.lease):
-                _tell(ask, "result-unrecorded", taken.since, outcome="retrying")
-                yield Spawn(_finish_later(desk, taken, record, command))
-                return None
-            yield Sleep(delay)
-            delay *= 2
-        except BaseException:
-            yield Spawn(_finish_later(desk, taken, record, command))
-            raise
+        _tell(ask, "result-unrecorded", taken.since, outcome="retrying")
+        return None
     return (yield from _conclude(desk, taken, record, reply, wait=True))
 
 
@@ -272,21 +273,29 @@ def _finish_later(
 ) -> Generator[Effect, Any, None]:
     """Go on trying until the lease ends."""
     ask = taken.claim
-    end = time.monotonic() + ask.policy.lease
-    delay = 0.05
+    try:
+        reply = yield from _insist(command, ask.policy.lease)
+        yield from _conclude(desk, taken, record, reply, wait=False)
+    except StoreUnavailable:
+        _tell(ask, "result-unrecorded", taken.since, outcome="given-up")
+    finally:
+        taken.ended = True
+        desk.flights.leave(taken.place)
+
+
+def _insist(command: c.Command, seconds: float) -> Generator[Effect, Any, c.Reply]:
+    """Send a command until the store takes it, for `seconds`. Raises the last StoreUnavailable."""
+    end = time.monotonic() + seconds
+    delay = 0.02
     while True:
         try:
-            reply = yield Execute(command)
-            break
+            reply: c.Reply = yield Execute(command)
+            return reply
         except StoreUnavailable:
             if time.monotonic() + delay > end:
-                taken.ended = True
-                desk.flights.leave(taken.place)
-                _tell(ask, "result-unrecorded", taken.since, outcome="given-up")
-                return
+                raise
         yield Sleep(delay)
         delay = min(delay * 2, 1.0)
-    yield from _conclude(desk, taken, record, reply, wait=False)
 
 
 def _conclude(
@@ -304,12 +313,24 @@ def _conclude(
     taken.lost = True
     _tell(ask, "finish-refused", taken.since)
     if reply.answer is Answer.DONE:
-        won = _decode(ask, reply.value)
-        assert isinstance(won, Record)
-        desk.flights.settle(taken.place, won)
-        return None if mismatched(won.fingerprint, ask.fingerprint) else won
+        won = _won(ask, reply.value)
+        if won is not None:
+            desk.flights.settle(taken.place, won)
+        desk.flights.leave(taken.place)
+        return won
     desk.flights.leave(taken.place)
     return (yield from _winner(ask)) if wait else None
+
+
+def _won(ask: Claim, value: bytes) -> Record | None:
+    """Another's record, where our caller may be answered from it. Ours is the truth otherwise:
+    the work is done, and no error about the record may take its place."""
+    try:
+        won = _decode(ask, value)
+    except RecordCorrupt:
+        return None
+    assert isinstance(won, Record)
+    return None if mismatched(won.fingerprint, ask.fingerprint) else won
 
 
 def _winner(ask: Claim) -> Generator[Effect, Any, Record | None]:
@@ -323,9 +344,7 @@ def _winner(ask: Claim) -> Generator[Effect, Any, Record | None]:
             reply = None
         if reply is not None:
             if reply.answer is Answer.DONE:
-                won = _decode(ask, reply.value)
-                assert isinstance(won, Record)
-                return None if mismatched(won.fingerprint, ask.fingerprint) else won
+                return _won(ask, reply.value)
             if reply.answer is not Answer.RUNNING:
                 return None
         if time.monotonic() + delay > end:
@@ -362,18 +381,10 @@ def _give_up(
     ask: Claim, command: c.Release | c.Interrupt | None = None
 ) -> Generator[Effect, Any, None]:
     """Leave nothing of a token behind: tried until its lease would have ended anyway."""
-    command = command or c.Release(ask.digest, ask.token)
-    end = time.monotonic() + ask.policy.lease
-    delay = 0.05
-    while True:
-        try:
-            yield Execute(command)
-            return
-        except StoreUnavailable:
-            if time.monotonic() + delay > end:
-                return  # the lease has ended: the receipt counts as abandoned
-        yield Sleep(delay)
-        delay = min(delay * 2, 1.0)
+    try:
+        yield from _insist(command or c.Release(ask.digest, ask.token), ask.policy.lease)
+    except StoreUnavailable:
+        return  # the lease has ended: the receipt counts as abandoned
 
 
 def _decode(ask: Claim, value: bytes) -> Record | Running:

@@ -88,6 +88,11 @@ class _Held:
         return self._taken.abandoned
 
     @property
+    def ending(self) -> bool:
+        """Whether one of the three endings was called."""
+        return self._ending
+
+    @property
     def lost(self) -> bool:
         """Whether the lease was lost: somebody else may own the receipt by now."""
         return self._taken.lost

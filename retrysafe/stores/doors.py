@@ -33,6 +33,9 @@ def async_door(store: Store) -> AsyncBackend:
     loop = asyncio.get_running_loop()
     doors = _loops.get(loop)
     if doors is None:
+        # A door holds its loop, so the weak key alone would keep both for ever.
+        for ended in [each for each in _loops if each.is_closed()]:
+            del _loops[ended]
         doors = _loops[loop] = {}
     found = doors.get(id(store))
     if found is None:

@@ -70,6 +70,7 @@ class Multiplexer(asyncio.Protocol):
         self._on_push: Callable[[Any], None] | None = None
         self._last_reply = self._loop.time()
         self._closed = False
+        self._pause = 0.0
 
     async def send(self, *args: bytes | str | int) -> Any:
         """One command's reply. Raises StoreUnavailable past the deadline, ServerError."""
@@ -135,12 +136,15 @@ class Multiplexer(asyncio.Protocol):
                 word = str(reply).partition(" ")[0]
                 if word in _ELSEWHERE and not entry.future.done():
                     sent.appendleft(entry)
+                    self._pause = min(max(self._pause * 2, 0.02), 0.3)
                     self._drop()
                     return
                 if not entry.future.done():
                     entry.future.set_exception(reply)
-            elif not entry.future.done():
-                entry.future.set_result(reply)
+            else:
+                self._pause = 0.0
+                if not entry.future.done():
+                    entry.future.set_result(reply)
         if self._room:
             self._make_room()
 
@@ -202,6 +206,8 @@ class Multiplexer(asyncio.Protocol):
     async def _reconnect(self) -> None:
         delay = 0.01
         again = False
+        if self._pause:  # a server that connects but can't serve is not asked without a break
+            await asyncio.sleep(self._pause)
         while not self._closed:
             try:
                 async with asyncio.timeout(self._deadline):

@@ -39,7 +39,11 @@ class RedisStore:
             "socket_timeout": COMMAND_DEADLINE,
             "decode_responses": False,
         }
-        redis.ConnectionPool.from_url(url)  # a URL that can't be used fails here, not in traffic
+        # A URL that can't be used fails here, not in traffic.
+        asked = redis.ConnectionPool.from_url(url).connection_kwargs
+        for option in ("protocol", "decode_responses", "encoding"):
+            if option in asked:
+                raise ValueError(f"the option {option!r} is not the URL's to set")
 
     def open(self) -> RedisBackend:
         pool = redis.BlockingConnectionPool.from_url(
@@ -174,8 +178,10 @@ class RedisBackend:
         return self._send(*args)
 
     def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
-        self._listener = _Listener(self._client, self._wire.inboxes + inbox, on_message)
-        return self._listener.start(limit)
+        if self._listener is None:  # one that isn't ready yet goes on trying by itself
+            self._listener = _Listener(self._client, self._wire.inboxes + inbox, on_message)
+            self._listener.start()
+        return self._listener.ready(limit)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -223,8 +229,10 @@ class _Listener:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="retrysafe-inbox", daemon=True)
 
-    def start(self, limit: float) -> bool:
+    def start(self) -> None:
         self._thread.start()
+
+    def ready(self, limit: float) -> bool:
         return self._ready.wait(limit)
 
     def stop(self) -> None:
