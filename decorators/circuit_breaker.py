@@ -7,11 +7,10 @@ from collections.abc import Callable, Coroutine
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeVar, cast
 
-import wrapt
-
 from retrysafe.breaker import BreakerPolicy, CircuitBreaker, named
 from retrysafe.breaker_permit import Permit
 from retrysafe.breaker_states import Verdict
+from retrysafe.decorators.wrapping import FunctionWrapper
 
 __all__ = ["circuit_breaker"]
 
@@ -139,7 +138,7 @@ class _Guard:
         return await self._finish(work, permit)
 
 
-class _Guarded(wrapt.FunctionWrapper[Any, Any]):
+class _Guarded(FunctionWrapper):
     """wrapt's wrapper, with the call of a plain function (no binding to do) three times as fast."""
 
     def __init__(self, function: Callable[..., Any], work: Callable[..., Any]) -> None:

@@ -53,16 +53,23 @@ def async_door(store: Store) -> AsyncBackend:
 async def _until_closed(
     opened: AsyncBackend, doors: dict[int, Any], name: int
 ) -> AsyncGenerator[None, None]:
+    owner = os.getpid()
     try:
         yield
     finally:
         doors.pop(name, None)
-        await opened.close()
+        if os.getpid() == owner:  # a child that unwinds its copy of the loop leaves ours alone
+            await opened.close()
+
+
+# The parent's doors, kept so that a child collects and closes none of them.
+_inherited: list[Any] = []
 
 
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
+    _inherited.extend((dict(_doors), list(_loops.values())))
     _doors.clear()
     _loops.clear()
 

@@ -331,3 +331,68 @@ def test_I24_at_the_lifespans_shutdown_work_ends_or_is_abandoned_at_once(
         assert runs == (1 if ends else 2)
 
     run(main())
+
+
+def test_I32_a_starlette_stream_whose_client_leaves_runs_to_its_end_and_is_replayed(
+    store: Store,
+) -> None:
+    from starlette.responses import StreamingResponse
+
+    async def main() -> None:
+        runs = 0
+        gate = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal runs
+            runs += 1
+            await receive()
+
+            async def chunks() -> Any:
+                yield b"one "
+                await gate.wait()
+                yield b"two"
+
+            await StreamingResponse(chunks())(scope, receive, send)
+
+        target = mounted(app, store)
+        exchange = Exchange(target, http_scope(headers=[("Idempotency-Key", "k")]))
+        assert exchange.scope["asgi"]["spec_version"] == "2.3"  # what most servers say
+        task = asyncio.create_task(exchange.run())
+        await until(lambda: exchange.answer.body == b"one ")
+        exchange.send_fails = OSError
+        exchange.hang_up()
+        await asyncio.sleep(0.01)
+        gate.set()
+        await task
+        again = await post(target)
+        assert (again.body, again.replayed, runs) == (b"one two", True, 1)
+
+    run(main())
+
+
+def test_a_won_record_that_cannot_be_read_leaves_the_true_answer(store: Store) -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await gate.wait()
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            await send({"type": "http.response.body", "body": b"true"})
+
+        from retrysafe import commands as c
+        from retrysafe import keys
+        from retrysafe.records import Record, encode_done
+
+        target = mounted(app, store)
+        task = asyncio.create_task(post(target))
+        digest = keys.digest("edges", "", "k")
+        await until(lambda: store.size() == 1)  # type: ignore[attr-defined]
+        door = store.open()
+        door.execute(c.Forget(digest))
+        other = Record(keys.NO_FINGERPRINT, b"another-owner-00", 1, "", b"\xc1 no response")
+        door.execute(c.Finish(digest, other.token, encode_done(other), 60_000))
+        gate.set()
+        answer = await task
+        assert (answer.status, answer.body) == (201, b"true")
+
+    run(main())
