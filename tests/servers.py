@@ -11,11 +11,15 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import redis
 
 READY_WITHIN = 20.0
 """Seconds a server may take until it answers PING."""
+
+# Waits until the tests' process is gone, however it went, and clears up after it.
+GUARD = 'read -r _; kill -9 "$1"; rm -rf "$2"'
 
 Config = Mapping[str, object] | Sequence[str]
 
@@ -42,6 +46,13 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+def port_of(url: str) -> int:
+    """The port in a server's URL."""
+    port = urlsplit(url).port
+    assert port is not None, f"{url} names no port"
+    return port
 
 
 def _arguments(config: Config | None) -> list[str]:
@@ -72,6 +83,7 @@ class Server:
         self.directory = Path(tempfile.mkdtemp(prefix="retrysafe-server-"))
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._paused = False
         try:
             self.start()
@@ -100,7 +112,7 @@ class Server:
 
     def client(self, **options: object) -> redis.Redis:
         """A new sync client; the caller closes it."""
-        return redis.Redis.from_url(self.url, **options)  # type: ignore[no-any-return]
+        return redis.Redis.from_url(self.url, **options)
 
     def start(self) -> None:
         """Start on the same port, unless it runs already; returns when it answers.
@@ -129,6 +141,13 @@ class Server:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
+        # The pipe's other end closes when this process ends, even by SIGKILL.
+        self._guard = subprocess.Popen(
+            ["sh", "-c", GUARD, "guard", str(self._process.pid), str(self.directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     def _answers(self) -> bool:
         end = time.monotonic() + READY_WITHIN
@@ -147,6 +166,10 @@ class Server:
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.kill()
+            guard.communicate()
         if process is None:
             return
         if self._paused and process.poll() is None:

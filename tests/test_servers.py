@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import redis
 
 from tests.conftest import OwnServer
+from tests.support import wait_until
 
 
 def test_a_server_starts_with_its_config_and_saves_nothing(own_server: OwnServer) -> None:
@@ -47,3 +53,28 @@ def test_an_append_only_server_has_its_keys_after_a_stop(own_server: OwnServer) 
         server.stop()
         server.start()
         assert client.get("a") == b"1"
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_server_ends_with_the_process_that_started_it_even_when_that_is_killed() -> None:
+    program = (
+        "import sys; from tests.servers import Server; server = Server()\n"
+        "print(server.port, server.directory, flush=True); sys.stdin.read()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    port, directory = owner.stdout.readline().split()
+    assert _listens(int(port))
+    owner.kill()
+    owner.communicate()
+    wait_until(lambda: not _listens(int(port)) and not Path(directory).exists())

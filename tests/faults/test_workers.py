@@ -63,7 +63,7 @@ async def pay(
 
 def test_B002_200_duplicates_over_two_workers_run_once(start: Start, ledger: Ledger) -> None:
     async def main() -> None:
-        workers = [start(), start()]
+        workers = [start(lease="30s"), start(lease="30s")]
         async with client() as http_client:
             calls = [pay(http_client, workers[n % 2], "one", 0.5) for n in range(200)]
             answers = await asyncio.gather(*calls)
@@ -76,7 +76,7 @@ def test_B002_200_duplicates_over_two_workers_run_once(start: Start, ledger: Led
 
 def test_300_keys_with_3_duplicates_each_run_300_times(start: Start, ledger: Ledger) -> None:
     async def main() -> None:
-        workers = [start(wait="90s"), start(wait="90s")]
+        workers = [start(lease="30s", wait="90s"), start(lease="30s", wait="90s")]
         async with client() as http_client:
             calls = [
                 pay(http_client, workers[(n + copy) % 2], f"p{n}")

@@ -20,15 +20,25 @@ from retrysafe.context import current_request
 from retrysafe.middleware import IdempotencyMiddleware, RequestIdMiddleware, idempotency
 from retrysafe.middleware.openapi import document
 from retrysafe.policy import IdempotencyPolicy
+from retrysafe.stores import Store
 from retrysafe.stores.memory import MemoryStore
+from retrysafe.stores.redis import RedisStore
 from tests.asgi import Exchange, http_scope, post
 from tests.support import run
 
 JSON = [("Content-Type", "application/json")]
 
 
-def mounted(app: Any) -> RequestIdMiddleware:
-    return RequestIdMiddleware(IdempotencyMiddleware(app, store=MemoryStore("frameworks")))
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest) -> Store:
+    if request.param == "memory":
+        return MemoryStore("frameworks")
+    return RedisStore(request.getfixturevalue("redis_url"), "frameworks")
+
+
+def mounted(app: Any, store: Store | None = None) -> RequestIdMiddleware:
+    store = store or MemoryStore("frameworks")
+    return RequestIdMiddleware(IdempotencyMiddleware(app, store=store))
 
 
 def fastapi_app(runs: list[Any]) -> Any:
@@ -134,11 +144,13 @@ def django_app(runs: list[Any]) -> Any:
     "make",
     [fastapi_app, starlette_app, starlette_sync_app, litestar_app, quart_app, django_app],
 )
-def test_a_keyed_request_runs_once_and_is_replayed(make: Callable[[list[Any]], Any]) -> None:
+def test_a_keyed_request_runs_once_and_is_replayed(
+    make: Callable[[list[Any]], Any], store: Store
+) -> None:
     runs: list[Any] = []
 
     async def main() -> None:
-        target = mounted(make(runs))
+        target = mounted(make(runs), store)
         headers = [*JSON, ("Host", "testserver"), ("X-Request-ID", "mine")]
         first = await post(target, "/pay", b'{"cents": 5}', headers=headers)
         again = await post(target, "/pay", b'{"cents": 5}', headers=headers)
@@ -189,6 +201,69 @@ def test_B054_every_way_to_read_a_body_sees_the_bytes_that_were_sent(how: str) -
 
     run(main())
     assert sizes == [{"json": 300, "form": 1 << 20, "stream": len(whole), "unread": 0}[how]]
+
+
+def test_B054_fastapis_own_upload_and_form_see_what_was_sent() -> None:
+    from fastapi import FastAPI, File, Form, UploadFile
+
+    seen: list[tuple[int, str, str | None]] = []
+    app = FastAPI()
+
+    async def upload(file: Any, note: Any) -> dict[str, int]:
+        content = await file.read()
+        seen.append((len(content), note, file.filename))
+        return {"size": len(content)}
+
+    # By hand: the names of this function are out of reach of annotations that are text.
+    upload.__annotations__ = {"file": UploadFile, "note": str, "return": dict[str, int]}
+    upload.__defaults__ = (File(), Form())
+    app.post("/upload")(upload)
+
+    whole = (
+        b'--b\r\nContent-Disposition: form-data; name="note"\r\n\r\nhello\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="f.bin"\r\n'
+        b"Content-Type: application/octet-stream\r\n\r\n%b\r\n--b--\r\n" % (b"y" * (1 << 20))
+    )
+    headers = [("Content-Type", "multipart/form-data; boundary=b")]
+
+    async def main() -> None:
+        target = mounted(app)
+        first = await post(
+            target, "/upload", [whole[:500], whole[500:9000], whole[9000:]], headers=headers
+        )
+        again = await post(target, "/upload", whole, headers=headers)
+        assert first.status == again.status == 200, first.body
+        assert first.body == again.body == b'{"size":1048576}'
+        assert again.replayed
+
+    run(main())
+    assert seen == [(1 << 20, "hello", "f.bin")]
+
+
+def test_B054_an_app_without_a_framework_gets_the_bytes_and_no_early_disconnect() -> None:
+    received: list[bytes] = []
+
+    async def raw(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            assert message["type"] == "http.request"
+            body, more = body + message["body"], message["more_body"]
+        received.append(body)
+        # Nobody has left, so the next message doesn't come.
+        leaving = asyncio.ensure_future(receive())
+        assert not (await asyncio.wait([leaving], timeout=0.05))[0]
+        leaving.cancel()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def main() -> None:
+        target = mounted(raw)
+        assert (await post(target, body=[b"a", b"", b"bc"])).body == b"ok"
+        assert (await post(target, body=b"abc")).replayed
+
+    run(main())
+    assert received == [b"abc"]
 
 
 def test_I31_O67_an_inner_base_http_middleware_makes_no_difference() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,6 +50,11 @@ def scripts(draw: Any) -> list[dict[str, Any]]:
 
 
 class Scripted:
+    FINE: ClassVar[list[dict[str, Any]]] = [
+        {"type": "http.response.start", "status": 200},
+        {"type": "http.response.body"},
+    ]
+
     def __init__(self, messages: list[dict[str, Any]], fails_at: int | None) -> None:
         self.messages = messages
         self.fails_at = fails_at
@@ -129,6 +134,81 @@ def test_the_first_answer_is_the_apps_own_and_the_retry_gets_it_again(
             assert again.replayed
             assert again.status == status
             assert again.body == sent_body(expected)
+
+    asyncio.run(main())
+
+
+ANYTHING = st.lists(
+    st.sampled_from(
+        [
+            {"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"1")]},
+            {"type": "http.response.start", "status": 500},
+            {"type": "http.response.body", "body": b"a", "more_body": True},
+            {"type": "http.response.body", "body": b"b"},
+            {"type": "http.response.body"},
+            {"type": "http.response.trailers", "headers": [(b"x-t", b"1")]},
+            {"type": "http.response.early_hint", "links": []},
+            {"type": "http.response.unheard_of"},
+        ]
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(messages=ANYTHING, fails_at=st.none() | st.integers(0, 6))
+def test_an_app_that_breaks_the_protocol_is_passed_on_and_never_blocks_its_key(
+    messages: list[dict[str, Any]], fails_at: int | None
+) -> None:
+    async def main() -> None:
+        expected = await bare(Scripted(messages, fails_at), [b"x"], {})
+        app = Scripted(messages, fails_at)
+        target = IdempotencyMiddleware(app, store=MemoryStore(), policy=IdempotencyPolicy(wait=0))
+        first = Exchange(target, http_scope(headers=[("Idempotency-Key", "k")]), [b"x"])
+        raised = False
+        try:
+            await first.run()
+        except RuntimeError:
+            raised = True
+        assert raised is (fails_at is not None and fails_at < len(messages))
+        ours = [each["type"] for each in first.answer.messages]
+        theirs = [each["type"] for each in expected.messages]
+        if raised:  # a start that was held back when it failed never became an answer
+            assert ours == theirs[: len(ours)]
+        else:
+            assert ours == theirs
+        assert sent_body(first.answer) == sent_body(expected)
+        # The key was freed or has its record: the retry is never told that a call is in flight.
+        app.messages, app.fails_at = Scripted.FINE, None
+        again = await post(target, body=b"x")
+        assert again.replayed or app.runs == 2
+        assert again.status == 200
+
+    asyncio.run(main())
+
+
+@settings(max_examples=100, deadline=None)
+@given(chunks=CHUNKS, left_after=st.integers(0, 5))
+def test_a_client_that_leaves_between_any_two_chunks_runs_nothing_and_frees_its_key(
+    chunks: list[bytes], left_after: int
+) -> None:
+    async def main() -> None:
+        app = Scripted(Scripted.FINE, None)
+        target = IdempotencyMiddleware(app, store=MemoryStore(), policy=IdempotencyPolicy(wait=0))
+        sent = iter(chunks[:left_after])
+
+        async def receive() -> dict[str, Any]:
+            for chunk in sent:
+                return {"type": "http.request", "body": chunk, "more_body": True}
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            raise AssertionError(f"nobody is there to be sent {message}")
+
+        await target(http_scope(headers=[("Idempotency-Key", "k")]), receive, send)
+        assert app.runs == 0
+        assert (await post(target, body=b"another")).status == 200
+        assert app.runs == 1
 
     asyncio.run(main())
 
