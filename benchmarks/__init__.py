@@ -1,0 +1,1 @@
+"""What retrysafe costs, beside the floor and the field: `python -m benchmarks`."""
