@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, MutableMapping
 from hashlib import blake2b
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from starlette.requests import Request
 
 from retrysafe.context import context_of, current_request, enter, leave
@@ -208,11 +207,3 @@ async def _refuse_startup(faults: list[str], receive: Any, send: Any) -> None:
     logger.error("%s", error)
     await receive()
     await send({"type": "lifespan.startup.failed", "message": str(error)})
-
-
-async def call_user(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a user's sync or async function; a sync one runs in a thread, it may block."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args)
-    found = await sync_to_async(function, thread_sensitive=False)(*args)
-    return await found if inspect.isawaitable(found) else found

@@ -21,10 +21,8 @@ class Problem:
     retryable: bool
     retry_after: float | None = None
 
-    def render(
-        self, request_id: str, id_header: bytes | None
-    ) -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """Headers and body. `id_header`: where the request ID goes; None: somebody else adds it."""
+    def render(self, request_id: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Headers and body."""
         body = json.dumps(
             {
                 "type": f"urn:retrysafe:problem:{self.name}",
@@ -43,8 +41,6 @@ class Problem:
         ]
         if self.retry_after is not None:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after))))
-        if id_header is not None:
-            headers.append((id_header, request_id.encode("ascii", "replace")))
         return headers, body
 
 

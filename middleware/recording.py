@@ -45,7 +45,6 @@ class Recording:
         self._chunks: list[bytes] = []
         self._size = 0
         self._trailers: Headers = []
-        self._body_ended = False
         self.concluded = False
         self.send_error: Exception | None = None
         self._gone = False
@@ -86,19 +85,15 @@ class Recording:
 
     def _begin(self, message: MutableMapping[str, Any]) -> None:
         # Held until the next message: until then another owner's record can still be answered.
-        headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-        self._status, self._headers = message["status"], headers
-        id_header = self._responder.id_header
-        if id_header is not None and all(name.lower() != id_header for name, _ in headers):
-            own = self._responder.request_id.encode("ascii", "replace")
-            headers = [*headers, (id_header, own)]
-        self._start = {**message, "headers": headers}
+        self._status = message["status"]
+        self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        self._start = {**message, "headers": self._headers}
 
     async def _body(self, message: MutableMapping[str, Any]) -> None:
         self._keep(message.get("body", b""))
-        self._body_ended = not message.get("more_body", False)
         assert self._start is not None
-        await self._pass(message, last=self._body_ended and not self._start.get("trailers"))
+        ended = not message.get("more_body", False)
+        await self._pass(message, last=ended and not self._start.get("trailers"))
 
     async def _file(self, message: MutableMapping[str, Any]) -> None:
         path, cap = Path(message["path"]), self._responder.policy.max_response_body

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import inspect
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from starlette.responses import Response
 
 from retrysafe.policy import Recovered
+from retrysafe.records import AbandonedReceipt
+
+
+async def ask_recovery(function: Callable[..., Any], receipt: AbandonedReceipt) -> Any:
+    """What a user's recovery function says, sync or async; a sync one runs in a thread, since it
+    may block."""
+    if inspect.iscoroutinefunction(function):
+        return await function(receipt)
+    found = await sync_to_async(function, thread_sensitive=False)(receipt)
+    return await found if inspect.isawaitable(found) else found
 
 
 async def answer_recovered(found: Any, scope: MutableMapping[str, Any], send: Any) -> None:

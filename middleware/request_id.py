@@ -26,7 +26,7 @@ from retrysafe.errors import SettingsError
 from retrysafe.middleware.server_errors import answer_server_error, with_header
 from retrysafe.settings import Settings
 
-__all__ = ["RequestIdMiddleware"]
+__all__ = ["RequestIdMiddleware", "new_context"]
 
 logger = logging.getLogger("retrysafe")
 
@@ -77,18 +77,11 @@ class RequestIdMiddleware:
         if context is not None:
             await _Responder(self.app, self.header, context, scope)(receive, send)
             return
-        context = self._new_context(scope)
+        context = new_context(scope, self.header, trusted=self._trusts(scope))
         # Into the server's own scope, not a copy: outer layers read it, as they read the route.
         scope[SCOPE_KEY] = context
         with entered(context):
             await _Responder(self.app, self.header, context, scope)(receive, send)
-
-    def _new_context(self, scope: Scope) -> RequestContext:
-        inbound = _only(scope, self.header, _VALID) if self._trusts(scope) else None
-        return RequestContext(
-            request_id=inbound or new_request_id(),
-            traceparent=_only(scope, b"traceparent", _TRACEPARENT),
-        )
 
     def _trusts(self, scope: Scope) -> bool:
         if isinstance(self.trust, bool):
@@ -98,6 +91,15 @@ class RequestIdMiddleware:
         except Exception:
             logger.exception("trust= of RequestIdMiddleware failed; the inbound ID is replaced")
             return False
+
+
+def new_context(scope: Scope, header: bytes, *, trusted: bool) -> RequestContext:
+    """The context of a request: its inbound ID where it is valid and trusted, else a new one."""
+    inbound = _only(scope, header, _VALID) if trusted else None
+    return RequestContext(
+        request_id=inbound or new_request_id(),
+        traceparent=_only(scope, b"traceparent", _TRACEPARENT),
+    )
 
 
 def _only(scope: Scope, name: bytes, valid: re.Pattern[bytes]) -> str | None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import re
 from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from retrysafe import errors, keys
-from retrysafe.context import SCOPE_KEY, RequestContext, context_of, enter, leave, new_request_id
+from retrysafe.context import SCOPE_KEY, context_of, enter, leave
 from retrysafe.events import Event, emit
 from retrysafe.middleware import problems
 from retrysafe.middleware.body import Body, Disconnected, TooLarge, read_body
 from retrysafe.middleware.recording import Recording
-from retrysafe.middleware.response_record import Headers, decode, replay_messages
+from retrysafe.middleware.recovery import answer_recovered, ask_recovery
+from retrysafe.middleware.request_id import new_context
+from retrysafe.middleware.response_record import decode, replay_messages
+from retrysafe.middleware.server_errors import with_header
 from retrysafe.receipts import AsyncHeld, AsyncReceipts, Call
 from retrysafe.records import CorruptRecord, Record
 from retrysafe.steps import unprotected
@@ -29,7 +31,6 @@ logger = logging.getLogger("retrysafe")
 
 Scope = MutableMapping[str, Any]
 
-_VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 # A duplicate that waits this long (seconds) is worth a look at whether its client is still there.
 _WATCH_AFTER = 0.05
 
@@ -56,7 +57,6 @@ class Responder:
         self.send = send
         self.body = Body()
         self.request_id = ""
-        self.id_header: bytes | None = None
         self._watcher: asyncio.Task[Any] | None = None
         self._left = False
         self._handed_over = False
@@ -67,9 +67,9 @@ class Responder:
         # task, and so the context variables, of the one before.
         context = context_of(self.scope)
         if context is None:
-            context = RequestContext(request_id=self._inbound_id() or new_request_id())
-            self.scope[SCOPE_KEY] = context
-            self.id_header = self.middleware.id_header
+            header = self.middleware.id_header
+            context = self.scope[SCOPE_KEY] = new_context(self.scope, header, trusted=True)
+            self.send = with_header(self.send, header, context.request_id, replace=False)
         self.request_id = context.request_id
         token = enter(context)
         try:
@@ -128,10 +128,6 @@ class Responder:
 
     def _header(self, name: bytes) -> bytes:
         return next((value for each, value in self.scope["headers"] if each == name), b"")
-
-    def _inbound_id(self) -> str:
-        value = self._header(self.middleware.id_header)
-        return value.decode("ascii") if _VALID_ID.fullmatch(value) else ""
 
     def _path(self) -> bytes:
         """The full path, as the client sent it."""
@@ -276,11 +272,8 @@ class Responder:
         ask = self.policy.on_abandoned
         if held.abandoned is None or not callable(ask):
             return False
-        from retrysafe.middleware.idempotency import call_user
-        from retrysafe.middleware.recovery import answer_recovered
-
         try:
-            found = await call_user(ask, held.abandoned)
+            found = await ask_recovery(ask, held.abandoned)
             if found is None:
                 return False
             held.control.keep()  # the work was done: whatever its status, it is not run again
@@ -298,10 +291,6 @@ class Responder:
         async def send(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"idempotent-unprotected", b"true")]
-                if self.id_header is not None and all(
-                    n.lower() != self.id_header for n, _ in headers
-                ):
-                    headers.append((self.id_header, self.request_id.encode("ascii", "replace")))
                 message = {**message, "headers": headers}
             await self.send(message)
 
@@ -311,7 +300,7 @@ class Responder:
     # The answer
 
     async def _problem(self, problem: problems.Problem) -> None:
-        headers, body = problem.render(self.request_id, self.id_header)
+        headers, body = problem.render(self.request_id)
         await self._answer(
             [
                 {"type": "http.response.start", "status": problem.status, "headers": headers},
@@ -333,11 +322,8 @@ class Responder:
         except CorruptRecord as error:
             emit(Event("record-corrupt", request_id=self.request_id, detail=str(error)))
             raise errors.RecordCorrupt("", str(error)) from None
-        extra: Headers = []
-        if self.id_header is not None:
-            extra.append((self.id_header, self.request_id.encode("ascii", "replace")))
         trailers = "http.response.trailers" in (self.scope.get("extensions") or {})
-        return replay_messages(stored, record.request_id, extra, self.scope["method"], trailers)
+        return replay_messages(stored, record.request_id, self.scope["method"], trailers)
 
     async def _answer(self, messages: list[dict[str, Any]]) -> None:
         try:

@@ -82,7 +82,7 @@ def decode(payload: bytes) -> StoredResponse:
 
 
 def replay_messages(
-    stored: StoredResponse, request_id: str, extra: Headers, method: str, trailers: bool
+    stored: StoredResponse, request_id: str, method: str, trailers: bool
 ) -> list[dict[str, Any]]:
     """The ASGI messages of a replay. `request_id` is the first request's."""
     bodiless = stored.status in (204, 304) or stored.status < 200
@@ -93,7 +93,6 @@ def replay_messages(
     headers.append((REPLAYED, b"true"))
     if request_id:
         headers.append((ORIGINAL_ID, request_id.encode("ascii", "replace")))
-    headers += extra
     start: dict[str, Any] = {
         "type": "http.response.start",
         "status": stored.status,

@@ -38,15 +38,17 @@ _OPENINGS = ("http.response.start", "websocket.accept", "websocket.http.response
 _MAX_LAYERS = 100
 
 
-def with_header(send: Send, name: bytes, value: str) -> Send:
+def with_header(send: Send, name: bytes, value: str, *, replace: bool = True) -> Send:
     """`send`, with the header `name` (lower case) set to `value`, once, on whatever opens a
-    response."""
+    response. Without `replace` one that is there already stays."""
     line = (name, value.encode("ascii"))
 
     async def sending(message: Message) -> None:
         if message["type"] in _OPENINGS:
-            others = [pair for pair in message.get("headers") or () if pair[0].lower() != name]
-            message = {**message, "headers": [*others, line]}
+            headers = list(message.get("headers") or ())
+            others = [pair for pair in headers if pair[0].lower() != name]
+            if replace or len(others) == len(headers):
+                message = {**message, "headers": [*others, line]}
         await send(message)
 
     return sending
