@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from retrysafe import commands as c
@@ -27,6 +27,8 @@ logger = logging.getLogger("retrysafe")
 _IDLE = object()
 # The renewal thread looks up this often, so that an idle one ends soon (seconds).
 _LINGER = 1.0
+# How long (seconds) a refused subscription is not asked for again.
+_DEAF = 5.0
 
 
 def new_token() -> bytes:
@@ -50,7 +52,7 @@ def _tell(taken: Taken, kind: str, detail: str = "") -> None:
     emit(Event(kind, ask.name, ask.scope_digest, ask.request_id, detail=detail))
 
 
-def renewals(held: Sequence[Taken], now: float) -> list[tuple[Taken, c.Renew]]:
+def renewals(held: Iterable[Taken], now: float) -> list[tuple[Taken, c.Renew]]:
     """What is to be renewed now, as one batch."""
     return [
         (
@@ -91,7 +93,7 @@ def renewed(taken: Taken, answer: Reply | BaseException, asked: float) -> bool:
 
 
 def note_renewals(
-    desk: AsyncDesk | Desk,
+    desk: _Desk,
     due: Sequence[tuple[Taken, c.Renew]],
     answers: Sequence[Reply | Exception],
     asked: float,
@@ -99,13 +101,12 @@ def note_renewals(
     """Take note of a batch's answers. What one receipt's owner does about its loss is kept from
     the others."""
     for (taken, _), answer in zip(due, answers, strict=True):
-        _, on_lost = desk.held.get(id(taken), (None, None))
         if not renewed(taken, answer, asked):
             continue
         desk.flights.leave(taken.place)  # duplicates need not wait for a result that lost
-        if on_lost is not None:
+        if taken.on_lost is not None:
             try:
-                on_lost()
+                taken.on_lost()
             except Exception:
                 logger.exception("what was to be done about a lost lease failed")
 
@@ -144,20 +145,45 @@ def _expire(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class AsyncDesk:
-    """What one event loop has of a store."""
+class _Desk:
+    """What both colours have: the flights, the inbox, the receipts whose leases are renewed."""
 
-    def __init__(self, store: Store, max_waiters: int) -> None:
+    def __init__(self, store: Store, max_waiters: int, new_waker: Callable[[], Any]) -> None:
         self.store = store
-        self.door = async_door(store)
         self.inbox = new_token()
         self.listening = False
         self.max_waiters = max_waiters
-        self.flights = Flights(AsyncWaker)
+        self.flights = Flights(new_waker)
+        self._held: dict[int, Taken] = {}
+        self._deaf_until = 0.0
+
+    def _next_look(self) -> float | None:
+        """Seconds until leases are to be looked at again; None: none is held any more."""
+        for name in [name for name, taken in self._held.items() if taken.ended]:
+            del self._held[name]
+        if not self._held:
+            return None
+        return min(taken.claim.policy.lease for taken in self._held.values()) * _LOOK
+
+    def _may_listen(self) -> bool:
+        """Whether it is worth a try: after a refusal only now and then."""
+        return not self.listening and time.monotonic() >= self._deaf_until
+
+    def _heard(self, listening: bool) -> None:
+        self.listening = listening
+        if not listening:
+            self._deaf_until = time.monotonic() + _DEAF
+            emit(Event("inbox-lost", detail="no subscription: duplicates poll"))
+
+
+class AsyncDesk(_Desk):
+    """What one event loop has of a store."""
+
+    def __init__(self, store: Store, max_waiters: int) -> None:
+        super().__init__(store, max_waiters, AsyncWaker)
+        self.door = async_door(store)
         self._loop = asyncio.get_running_loop()
         self._listen_lock = asyncio.Lock()
-        self._deaf_until = 0.0
-        self.held: dict[int, tuple[Taken, Any]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -194,30 +220,25 @@ class AsyncDesk:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def hold(self, taken: Taken, on_lost: Any) -> None:
+    def hold(self, taken: Taken) -> None:
         """Renew a receipt's lease until `drop`."""
-        self.held[id(taken)] = (taken, on_lost)
+        self._held[id(taken)] = taken
         look = self._loop.time() + taken.claim.policy.lease * _LOOK
         if self._timer is None or self._timer.when() > look:
             self._schedule()
 
     def drop(self, taken: Taken) -> None:
-        self.held.pop(id(taken), None)
+        self._held.pop(id(taken), None)
 
     def _schedule(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for name in [name for name, (taken, _) in self.held.items() if taken.ended]:
-            del self.held[name]
-        if not self.held:
-            self._timer = None
-            return
-        shortest = min(taken.claim.policy.lease for taken, _ in self.held.values())
-        self._timer = self._loop.call_later(shortest * _LOOK, self._tick)
+        look = self._next_look()
+        self._timer = None if look is None else self._loop.call_later(look, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        due = renewals([taken for taken, _ in self.held.values()], time.monotonic())
+        due = renewals(self._held.values(), time.monotonic())
         if due:
             task = self._loop.create_task(self._renew(due), name="retrysafe-renewal")
             self._tasks.add(task)
@@ -231,10 +252,8 @@ class AsyncDesk:
 
     async def _listen(self, seconds: float) -> bool:
         async with self._listen_lock:
-            if self.listening:
-                return True
-            if time.monotonic() < self._deaf_until:
-                return False
+            if not self._may_listen():
+                return self.listening
             loop, nudge = self._loop, self.flights.nudge
             same = threading.get_ident()
 
@@ -244,10 +263,7 @@ class AsyncDesk:
                 elif not loop.is_closed():
                     loop.call_soon_threadsafe(nudge, name, value)
 
-            self.listening = await self.door.listen(self.inbox, on_message, seconds)
-            if not self.listening:
-                self._deaf_until = time.monotonic() + 5.0
-                emit(Event("inbox-lost", detail="no subscription: duplicates poll"))
+            self._heard(await self.door.listen(self.inbox, on_message, seconds))
             return self.listening
 
 
@@ -273,19 +289,13 @@ class ThreadWaker:
         return None if signal is _IDLE else signal
 
 
-class Desk:
+class Desk(_Desk):
     """What one process has of a store, for its threads."""
 
     def __init__(self, store: Store, max_waiters: int) -> None:
-        self.store = store
+        super().__init__(store, max_waiters, ThreadWaker)
         self.door = door(store)
-        self.inbox = new_token()
-        self.listening = False
-        self.max_waiters = max_waiters
-        self.flights = Flights(ThreadWaker)
         self._listen_lock = threading.Lock()
-        self._deaf_until = 0.0
-        self.held: dict[int, tuple[Taken, Any]] = {}
         self._held_changed = threading.Condition(threading.Lock())
         self._renewer: threading.Thread | None = None
 
@@ -322,10 +332,10 @@ class Desk:
             target=self.run, args=(flow,), name="retrysafe-background", daemon=True
         ).start()
 
-    def hold(self, taken: Taken, on_lost: Any) -> None:
+    def hold(self, taken: Taken) -> None:
         """Renew a receipt's lease until `drop`."""
         with self._held_changed:
-            self.held[id(taken)] = (taken, on_lost)
+            self._held[id(taken)] = taken
             if self._renewer is None or not self._renewer.is_alive():
                 self._renewer = threading.Thread(
                     target=self._renew_all, name="retrysafe-renewal", daemon=True
@@ -336,22 +346,19 @@ class Desk:
 
     def drop(self, taken: Taken) -> None:
         with self._held_changed:
-            self.held.pop(id(taken), None)
+            self._held.pop(id(taken), None)
 
     def _renew_all(self) -> None:
         while True:
             with self._held_changed:
-                for name in [name for name, (taken, _) in self.held.items() if taken.ended]:
-                    del self.held[name]
-                if not self.held:
+                look = self._next_look()
+                if look is None:
                     self._renewer = None
                     return
-                shortest = min(taken.claim.policy.lease for taken, _ in self.held.values())
                 # A shorter lease may come in while this thread sleeps: `hold` wakes it.
-                self._held_changed.wait(min(shortest * _LOOK, _LINGER))
-                held = [taken for taken, _ in self.held.values()]
-            asked = time.monotonic()
-            due = renewals(held, asked)
+                self._held_changed.wait(min(look, _LINGER))
+                asked = time.monotonic()
+                due = renewals(self._held.values(), asked)
             try:
                 answers = self.door.execute_many([command for _, command in due])
             except Exception:
@@ -362,14 +369,8 @@ class Desk:
 
     def _listen(self, seconds: float) -> bool:
         with self._listen_lock:
-            if self.listening:
-                return True
-            if time.monotonic() < self._deaf_until:
-                return False
-            self.listening = self.door.listen(self.inbox, self.flights.nudge, seconds)
-            if not self.listening:
-                self._deaf_until = time.monotonic() + 5.0
-                emit(Event("inbox-lost", detail="no subscription: duplicates poll"))
+            if self._may_listen():
+                self._heard(self.door.listen(self.inbox, self.flights.nudge, seconds))
             return self.listening
 
 

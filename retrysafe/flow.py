@@ -6,7 +6,7 @@ Two drivers run them: `AsyncDesk` and `Desk` in `receipts`. Nothing here knows a
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -123,6 +123,7 @@ class Taken:
     lost: bool = False
     finishing: bool = False
     ended: bool = False
+    on_lost: Callable[[], object] | None = None
 
 
 def claim(desk: FlowDesk, ask: Claim) -> Generator[Effect, Any, Taken | Record]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,8 @@ from retrysafe.records import AbandonedReceipt, CorruptRecord, Record, Running, 
 from retrysafe.stores.base import Store
 
 MAX_WAITERS = 10_000
+
+Ending = Generator[flow.Effect, Any, Record | None]
 
 # Digests being worked on in this process: a call that meets its own would wait for itself.
 _at_work: Counter[bytes] = Counter()
@@ -66,11 +68,10 @@ class _Held:
         self._taken = taken
         self._owner = owner
         self.control = control
-        self.on_lost: Callable[[], object] | None = None
         self._ending = False
         with _at_work_lock:
             _at_work[taken.claim.digest] += 1
-        desk.hold(taken, self._lost)
+        desk.hold(taken)
 
     @property
     def name(self) -> str:
@@ -97,6 +98,15 @@ class _Held:
         """Whether the lease was lost: somebody else may own the receipt by now."""
         return self._taken.lost
 
+    @property
+    def on_lost(self) -> Callable[[], object] | None:
+        """Called when the lease is lost: on the event loop, or on the renewing thread."""
+        return self._taken.on_lost
+
+    @on_lost.setter
+    def on_lost(self, function: Callable[[], object] | None) -> None:
+        self._taken.on_lost = function
+
     @contextmanager
     def working(self) -> Iterator[RequestContext]:
         """The context in which the keyed work runs."""
@@ -115,10 +125,6 @@ class _Held:
         with entered(context):
             yield context
 
-    def _lost(self) -> None:
-        if self.on_lost is not None:
-            self.on_lost()
-
     def _first(self) -> bool:
         if self._ending:
             return False
@@ -134,14 +140,14 @@ class _Held:
         if self._taken.ended:
             self._desk.drop(self._taken)
 
-    def _finish(self, payload: bytes | None, ttl: float) -> Any:
+    def _finish(self, payload: bytes | None, ttl: float) -> Ending:
         return flow.finish(self._desk, self._taken, payload, ttl)
 
-    def _release(self) -> Any:
+    def _release(self) -> Ending:
         ask = self._taken.claim
         return flow.give_back(self._desk, self._taken, c.Release(ask.digest, ask.token))
 
-    def _interrupt(self) -> Any:
+    def _interrupt(self) -> Ending:
         ask = self._taken.claim
         return flow.give_back(self._desk, self._taken, c.Interrupt(ask.digest, ask.token))
 
@@ -154,28 +160,24 @@ class AsyncHeld(_Held):
 
         Returns None, or the record of the owner that fenced us out: answer from that one.
         """
-        if not self._first():
-            return None
-        try:
-            return await self._desk.run(self._finish(payload, ttl))  # type: ignore[no-any-return]
-        finally:
-            self._done()
+        return await self._end(self._finish(payload, ttl))
 
     async def release(self) -> None:
         """Give the receipt up, as if never received: one waiting duplicate takes over."""
-        if self._first():
-            try:
-                await self._desk.run(self._release())
-            finally:
-                self._done()
+        await self._end(self._release())
 
     async def interrupt(self) -> None:
         """Mark the work abandoned now, instead of at the end of its lease."""
-        if self._first():
-            try:
-                await self._desk.run(self._interrupt())
-            finally:
-                self._done()
+        await self._end(self._interrupt())
+
+    async def _end(self, ending: Ending) -> Record | None:
+        if not self._first():
+            return None
+        try:
+            won: Record | None = await self._desk.run(ending)
+            return won
+        finally:
+            self._done()
 
 
 class Held(_Held):
@@ -186,28 +188,24 @@ class Held(_Held):
 
         Returns None, or the record of the owner that fenced us out: answer from that one.
         """
-        if not self._first():
-            return None
-        try:
-            return self._desk.run(self._finish(payload, ttl))  # type: ignore[no-any-return]
-        finally:
-            self._done()
+        return self._end(self._finish(payload, ttl))
 
     def release(self) -> None:
         """Give the receipt up, as if never received: one waiting duplicate takes over."""
-        if self._first():
-            try:
-                self._desk.run(self._release())
-            finally:
-                self._done()
+        self._end(self._release())
 
     def interrupt(self) -> None:
         """Mark the work abandoned now, instead of at the end of its lease."""
-        if self._first():
-            try:
-                self._desk.run(self._interrupt())
-            finally:
-                self._done()
+        self._end(self._interrupt())
+
+    def _end(self, ending: Ending) -> Record | None:
+        if not self._first():
+            return None
+        try:
+            won: Record | None = self._desk.run(ending)
+            return won
+        finally:
+            self._done()
 
 
 @dataclass(frozen=True)

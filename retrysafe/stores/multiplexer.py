@@ -205,7 +205,6 @@ class Multiplexer(asyncio.Protocol):
 
     async def _reconnect(self) -> None:
         delay = 0.01
-        again = False
         if self._pause:  # a server that connects but can't serve is not asked without a break
             await asyncio.sleep(self._pause)
         while not self._closed:
@@ -214,7 +213,6 @@ class Multiplexer(asyncio.Protocol):
                     connection = await self._connect()
                 break
             except (OSError, redis_errors.RedisError, TimeoutError) as error:
-                again = True
                 if isinstance(error, redis_errors.AuthenticationError):
                     self._fail_all(f"{type(error).__name__}: {error}")
                 if not self._out and self._channel is None:
@@ -227,9 +225,8 @@ class Multiplexer(asyncio.Protocol):
         if self._channel is not None and not any(e.subscribes for e in self._out):
             future = self.enqueue(pack("SUBSCRIBE", self._channel), subscribes=True)
             future.add_done_callback(self._resubscribed)
+        self._last_reply = self._loop.time()
         self._flush()
-        if again:
-            self._last_reply = self._loop.time()
 
     def _adopt(self, connection: Any) -> None:
         transport = connection._writer.transport

@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -57,8 +58,9 @@ class RedisStore:
         return RedisBackend(redis.Redis(connection_pool=pool), self.namespace)
 
     def open_async(self) -> AsyncRedisBackend:
+        # redis-py's own retries are off, here and above: what was out is resent by us.
         pool = aioredis.ConnectionPool.from_url(
-            self.url, retry=AsyncRetry(), protocol=3, **self._options
+            self.url, retry=AsyncRetry(NoBackoff(), 0), protocol=3, **self._options
         )
 
         async def connect() -> Any:
@@ -70,13 +72,6 @@ class RedisStore:
 
     def __repr__(self) -> str:
         return f"RedisStore(namespace={self.namespace!r})"  # a URL may hold a password
-
-
-def AsyncRetry() -> Any:
-    """redis-py's own retries are off: the multiplexer resends."""
-    from redis.asyncio.retry import Retry as _Retry
-
-    return _Retry(NoBackoff(), 0)
 
 
 class AsyncRedisBackend:
