@@ -13,10 +13,18 @@ from retrysafe.commands import Answer, Reply
 from retrysafe.records import short
 
 
+# Scripts that wake waiters: they begin with the function for it.
+_WAKING = frozenset({"finish", "release", "interrupt", "forget"})
+
+
+def _text(name: str) -> bytes:
+    return resources.files("retrysafe.stores").joinpath("lua", f"{name}.lua").read_bytes()
+
+
 @cache
 def script(name: str) -> tuple[bytes, bytes]:
     """A script's text and its SHA-1, as EVAL and EVALSHA take them."""
-    text = resources.files("retrysafe.stores").joinpath("lua", f"{name}.lua").read_bytes()
+    text = _text("wake") + _text(name) if name in _WAKING else _text(name)
     return text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
 
 

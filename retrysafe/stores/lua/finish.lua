@@ -18,14 +18,7 @@ if state == 'D' or state == 'N' then
 end
 if not ours then return {0, 0, ''} end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-local at = 84 + string.byte(value, 84) + 1
-at = at + string.byte(value, at) + 1
-if at <= #value then
-  local message = ARGV[6]
-  if #ARGV[2] <= tonumber(ARGV[5]) then message = message .. ARGV[2] end
-  for from = at, #value, 16 do
-    -- A user without rights to channels still records: the waiters' poll finds it.
-    redis.pcall('PUBLISH', ARGV[4] .. string.sub(value, from, from + 15), message)
-  end
-end
+local message = ARGV[6]
+if #ARGV[2] <= tonumber(ARGV[5]) then message = message .. ARGV[2] end
+wake(value, ARGV[4], message)
 return {1, 0, ''}

@@ -6,11 +6,5 @@ if kind == 'none' then return {2, 0, ''} end
 local value = kind == 'string' and redis.call('GET', KEYS[1]) or ''
 redis.call('DEL', KEYS[1])
 local state = string.sub(value, 1, 3)
-if state == 'r1R' or state == 'r1I' then
-  local at = 84 + (string.byte(value, 84) or 0) + 1
-  at = at + (string.byte(value, at) or 0) + 1
-  for from = at, #value, 16 do
-    redis.pcall('PUBLISH', ARGV[1] .. string.sub(value, from, from + 15), ARGV[2])
-  end
-end
+if state == 'r1R' or state == 'r1I' then wake(value, ARGV[1], ARGV[2]) end
 return {1, 0, ''}

@@ -6,9 +6,5 @@ if not value then return {0, 0, ''} end
 local state = string.sub(value, 1, 3)
 if (state ~= 'r1R' and state ~= 'r1I') or string.sub(value, 4, 19) ~= ARGV[1] then return {0, 0, ''} end
 redis.call('SETRANGE', KEYS[1], 2, 'I')
-local at = 84 + string.byte(value, 84) + 1
-at = at + string.byte(value, at) + 1
-for from = at, #value, 16 do
-  redis.pcall('PUBLISH', ARGV[2] .. string.sub(value, from, from + 15), ARGV[3])
-end
+wake(value, ARGV[2], ARGV[3])
 return {1, 0, ''}
