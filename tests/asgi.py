@@ -71,6 +71,7 @@ class Exchange:
         self._gone = asyncio.Event()
         self._chunks = list(chunks)
         self.send_fails: type[BaseException] | None = None
+        self.watched = False  # whether anybody has asked if the client is still there
 
     def hang_up(self) -> None:
         self._gone.set()
@@ -79,6 +80,7 @@ class Exchange:
         if self._chunks:
             chunk = self._chunks.pop(0)
             return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks)}
+        self.watched = True
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

@@ -10,6 +10,9 @@ import pytest
 import redis
 from hypothesis import settings
 
+from retrysafe.stores import Store
+from retrysafe.stores.memory import MemoryStore
+from retrysafe.stores.redis import RedisStore
 from tests.servers import Server
 
 OwnServer = Callable[..., Server]
@@ -63,6 +66,14 @@ def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
         lasting = _without_ttl(client)
         client.flushdb()
     assert not lasting, f"keys without a TTL: {lasting}"
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """Every store that receipts may lie in, empty."""
+    if request.param == "memory":
+        return MemoryStore("tests")
+    return RedisStore(request.getfixturevalue("redis_url"), "tests")
 
 
 @pytest.fixture

@@ -20,33 +20,12 @@ from retrysafe.events import listening
 from retrysafe.policy import IdempotencyPolicy
 from retrysafe.receipts import MAX_WAITERS, AsyncHeld, AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
-from retrysafe.settings import Settings
 from retrysafe.stores import Store
 from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
+from tests.receipting import CALL, ONE, TWO, held, policy
 from tests.servers import Server
 from tests.support import run, until, wait_until
-
-ONE = keys.fingerprint("body", b"one")
-TWO = keys.fingerprint("body", b"two")
-CALL = Call("k", "s", ONE)
-
-
-def policy(**fields: Any) -> Any:
-    return IdempotencyPolicy(**fields).resolve(Settings())
-
-
-@pytest.fixture(params=["memory", "redis"])
-def store(request: pytest.FixtureRequest) -> Store:
-    if request.param == "memory":
-        return MemoryStore("owners")
-    return RedisStore(request.getfixturevalue("redis_url"), "owners")
-
-
-async def held(receipts: AsyncReceipts, call: Call = CALL) -> AsyncHeld:
-    got = await receipts.begin(call)
-    assert isinstance(got, AsyncHeld)
-    return got
 
 
 def renewed_since(owner: Any, before: float) -> Callable[[], bool]:

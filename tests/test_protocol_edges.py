@@ -15,34 +15,14 @@ from retrysafe.events import listening
 from retrysafe.policy import IdempotencyPolicy
 from retrysafe.receipts import MAX_WAITERS, AsyncHeld, AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
-from retrysafe.settings import Settings
 from retrysafe.stores import Store
 from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
 from retrysafe.stores.wire import script
 from tests.faults.proxy import Proxy
+from tests.receipting import CALL, ONE, TWO, held, policy
+from tests.servers import port_of
 from tests.support import run, until
-
-ONE = keys.fingerprint("body", b"one")
-TWO = keys.fingerprint("body", b"two")
-CALL = Call("k", "s", ONE)
-
-
-def policy(**fields: Any) -> Any:
-    return IdempotencyPolicy(**fields).resolve(Settings())
-
-
-@pytest.fixture(params=["memory", "redis"])
-def store(request: pytest.FixtureRequest) -> Store:
-    if request.param == "memory":
-        return MemoryStore("edges")
-    return RedisStore(request.getfixturevalue("redis_url"), "edges")
-
-
-async def held(receipts: AsyncReceipts, call: Call = CALL) -> AsyncHeld:
-    got = await receipts.begin(call)
-    assert isinstance(got, AsyncHeld)
-    return got
 
 
 def die(owner: AsyncHeld) -> None:
@@ -262,7 +242,7 @@ def test_B014_the_lease_not_the_ttl_says_how_long_a_dead_owner_blocks(redis_url:
 
 def test_B057_lost_replies_under_load_never_run_a_key_twice(redis_url: str) -> None:
     chance = random.Random(57)
-    port = int(redis_url.rpartition(":")[2].partition("/")[0])
+    port = port_of(redis_url)
 
     async def main(proxy: Proxy) -> None:
         ran: dict[int, int] = {}
@@ -357,7 +337,7 @@ def test_O86_a_threads_work_keeps_its_receipt_when_its_caller_is_cancelled(store
 
 def test_B018_a_claim_is_one_atomic_write_with_its_expiry(redis_url: str) -> None:
     """Whatever is cut, every key has a TTL (the fixture checks it) and the retry runs in time."""
-    port = int(redis_url.rpartition(":")[2].partition("/")[0])
+    port = port_of(redis_url)
 
     async def main(proxy: Proxy) -> None:
         for name in ("begin", "finish", "renew"):

@@ -13,35 +13,14 @@ import pytest
 from retrysafe import commands as c
 from retrysafe import errors, keys
 from retrysafe.context import current_request
+from retrysafe.desks import async_desk_for, desk_for
 from retrysafe.events import Event, listening
-from retrysafe.policy import IdempotencyPolicy
 from retrysafe.receipts import MAX_WAITERS, AsyncHeld, AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
-from retrysafe.settings import Settings
 from retrysafe.stores import Store
-from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
+from tests.receipting import ONE, TWO, held, policy
 from tests.support import run, until, wait_until
-
-ONE = keys.fingerprint("b", b"one")
-TWO = keys.fingerprint("b", b"two")
-
-
-@pytest.fixture(params=["memory", "redis"])
-def store(request: pytest.FixtureRequest) -> Store:
-    if request.param == "memory":
-        return MemoryStore("receipts")
-    return RedisStore(request.getfixturevalue("redis_url"), "receipts")
-
-
-def policy(**fields: Any) -> Any:
-    return IdempotencyPolicy(**fields).resolve(Settings())
-
-
-async def held(receipts: AsyncReceipts, call: Call) -> AsyncHeld:
-    got = await receipts.begin(call)
-    assert isinstance(got, AsyncHeld)
-    return got
 
 
 def test_a_retried_call_is_answered_from_the_record_of_the_first(store: Store) -> None:
@@ -184,8 +163,6 @@ def test_the_lead_is_handed_on_when_a_waiting_leader_is_cancelled(store: Store) 
         owner = await asyncio.to_thread(sync.begin, call)  # another desk: not of this loop
         assert isinstance(owner, Held)
         leader = asyncio.create_task(receipts.begin(call))
-        from retrysafe.desks import async_desk_for
-
         desk = async_desk_for(store, MAX_WAITERS)
         await until(lambda: desk.flights.waiting == 1)
         follower = asyncio.create_task(receipts.begin(call))
@@ -351,7 +328,7 @@ def test_threads_wait_for_one_execution_and_get_its_answer(store: Store) -> None
         got = receipts.begin(call)
         if isinstance(got, Held):
             runs.append(n)
-            time.sleep(0.2)  # the work
+            wait_until(lambda: desk_for(store, MAX_WAITERS).flights.waiting == 19)
             got.finish(b"result", 60)
             return b"result"
         return got.payload
@@ -369,8 +346,6 @@ def test_a_sync_waiter_is_woken_by_an_async_owner(store: Store) -> None:
         waiting = asyncio.get_running_loop().run_in_executor(
             None, Receipts(store, policy()).begin, call
         )
-        from retrysafe.desks import desk_for
-
         await until(lambda: desk_for(store, MAX_WAITERS).flights.waiting == 1)
         await first.finish(b"result", 60)
         record = await waiting
@@ -499,8 +474,6 @@ def test_B005_B006_a_cancelled_owner_leaves_one_successor(store: Store) -> None:
         leader = asyncio.create_task(work())
         await until(lambda: runs == 1)
         followers = [asyncio.create_task(work()) for _ in range(10)]
-        from retrysafe.desks import async_desk_for
-
         desk = async_desk_for(store, MAX_WAITERS)
         await until(lambda: desk.flights.waiting == 10)
         leader.cancel()

@@ -12,7 +12,6 @@ from retrysafe import commands as c
 from retrysafe.commands import Answer, Reply
 from retrysafe.records import short
 
-
 # Scripts that wake waiters: they begin with the function for it.
 _WAKING = frozenset({"finish", "release", "interrupt", "forget"})
 

@@ -5,33 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from retrysafe import errors, keys
+from retrysafe import errors
 from retrysafe.desks import async_desk_for
 from retrysafe.events import listening
-from retrysafe.policy import IdempotencyPolicy
-from retrysafe.receipts import MAX_WAITERS, AsyncHeld, AsyncReceipts, Call, Held, Receipts
+from retrysafe.receipts import MAX_WAITERS, AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
-from retrysafe.settings import Settings
 from retrysafe.stores.redis import RedisStore
 from retrysafe.stores.wire import script
 from tests.faults.proxy import Proxy
-from tests.servers import Server
+from tests.receipting import CALL, ONE, held, policy
+from tests.servers import Server, port_of
 from tests.support import run, until
-
-ONE = keys.fingerprint("body", b"one")
-CALL = Call("k", "s", ONE)
-
-
-def policy(**fields: Any) -> Any:
-    return IdempotencyPolicy(**fields).resolve(Settings())
-
-
-def port_of(url: str) -> int:
-    return int(url.rpartition(":")[2].partition("/")[0])
 
 
 def sha(name: str) -> bytes:
@@ -42,12 +29,6 @@ def sha(name: str) -> bytes:
 def proxy(redis_url: str) -> Iterator[Proxy]:
     with Proxy(port_of(redis_url)) as started:
         yield started
-
-
-async def held(receipts: AsyncReceipts, call: Call = CALL) -> AsyncHeld:
-    got = await receipts.begin(call)
-    assert isinstance(got, AsyncHeld)
-    return got
 
 
 def test_I41_B061_a_begin_whose_reply_was_lost_is_not_in_flight_by_itself(proxy: Proxy) -> None:

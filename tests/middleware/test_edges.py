@@ -276,7 +276,7 @@ def test_work_that_listens_for_the_disconnect_survives_the_servers_cancellation(
         await until(lambda: len(statuses) == 1)
         exchange = Exchange(target, http_scope(headers=[("Idempotency-Key", "k")]))
         waiter = asyncio.create_task(exchange.run())
-        await asyncio.sleep(0.1)  # long enough for it to watch whether its client is there
+        await until(lambda: exchange.watched)
         release.set()
         assert (await first).status == 500
         release.clear()
@@ -361,7 +361,8 @@ def test_I32_a_starlette_stream_whose_client_leaves_runs_to_its_end_and_is_repla
         await until(lambda: exchange.answer.body == b"one ")
         exchange.send_fails = OSError
         exchange.hang_up()
-        await asyncio.sleep(0.01)
+        for _ in range(20):  # turns in which a stream that listens would end
+            await asyncio.sleep(0)
         gate.set()
         await task
         again = await post(target)
