@@ -10,6 +10,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
+def micros(seconds: float) -> int:
+    """A lease, as the server counts it."""
+    return int(seconds * 1e6)
+
+
+def millis(seconds: float) -> int:
+    """A TTL, as the server counts it: never 0, which the server refuses."""
+    return max(1, int(seconds * 1e3))
+
+
 class Answer(IntEnum):
     """The first word of a store's reply."""
 

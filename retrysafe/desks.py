@@ -60,8 +60,8 @@ def renewals(held: Iterable[Taken], now: float) -> list[tuple[Taken, c.Renew]]:
             c.Renew(
                 taken.claim.digest,
                 taken.claim.token,
-                int(taken.claim.policy.lease * 1e6),
-                max(1, int(taken.claim.policy.ttl_for(None) * 1e3)),
+                c.micros(taken.claim.policy.lease),
+                c.millis(taken.claim.policy.ttl_for(None)),
             ),
         )
         for taken in held

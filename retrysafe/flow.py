@@ -177,8 +177,8 @@ def _lead(
         key=ask.digest,
         token=ask.token,
         fingerprint=ask.fingerprint,
-        lease_us=int(policy.lease * 1e6),
-        ttl_ms=max(1, int(policy.ttl_for(None) * 1e3)),
+        lease_us=c.micros(policy.lease),
+        ttl_ms=c.millis(policy.ttl_for(None)),
         inbox=desk.inbox,
         take_over=policy.on_abandoned != "refuse",
         request_id=ask.request_id,
@@ -254,7 +254,7 @@ def finish(
     ask = taken.claim
     taken.finishing = True
     record = Record(ask.fingerprint, ask.token, taken.fence, ask.request_id, payload)
-    command = c.Finish(ask.digest, ask.token, encode_done(record), max(1, int(ttl * 1e3)))
+    command = c.Finish(ask.digest, ask.token, encode_done(record), c.millis(ttl))
     try:
         reply = yield from _insist(command, min(FOREGROUND, ask.policy.lease))
     except GeneratorExit:
