@@ -12,6 +12,21 @@ from retrysafe.commands import Command, Reply
 # again: messages may have been lost.
 OnMessage = Callable[[bytes, bytes], None]
 
+# What a channel receives: each message, and None when some may have been lost.
+OnNews = Callable[[bytes | None], None]
+
+
+def named(on_message: OnMessage) -> OnNews:
+    """An inbox as a channel's listener: each message begins with the receipt's digest."""
+
+    def on_news(message: bytes | None) -> None:
+        if message is None:
+            on_message(b"", b"")
+        else:
+            on_message(message[:16], message[16:])
+
+    return on_news
+
 
 class Backend(Protocol):
     """One process's sync door to a store. Every method may raise errors.StoreUnavailable."""
@@ -24,6 +39,13 @@ class Backend(Protocol):
 
     def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
         """Subscribe once to `inbox`; True when confirmed within `limit` seconds."""
+
+    def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
+        """Hear a channel, by its literal name, until `unsubscribe`; True when confirmed within
+        `limit` seconds. Unconfirmed, it goes on trying. `on_news` is called on another thread."""
+
+    def unsubscribe(self, channel: bytes) -> None:
+        """Hear it no more."""
 
     def close(self) -> None: ...
 
@@ -39,6 +61,13 @@ class AsyncBackend(Protocol):
 
     async def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
         """Subscribe once to `inbox`; True when confirmed within `limit` seconds."""
+
+    async def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
+        """Hear a channel, by its literal name, until `unsubscribe`; True when confirmed within
+        `limit` seconds. Unconfirmed, it goes on trying. `on_news` may be called on a thread."""
+
+    def unsubscribe(self, channel: bytes) -> None:
+        """Hear it no more."""
 
     async def close(self) -> None: ...
 

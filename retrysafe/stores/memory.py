@@ -23,7 +23,8 @@ from retrysafe.records import (
     encode_running,
     mismatched,
 )
-from retrysafe.stores.base import OnMessage
+from retrysafe.stores.base import OnMessage, OnNews
+from retrysafe.stores.keyspace import Keyspace
 
 _EPOCH = time.time() - time.monotonic()
 
@@ -46,6 +47,7 @@ class MemoryStore:
         self._values: dict[bytes, tuple[bytes, int]] = {}  # value, expiry (ms)
         self._expiries: list[tuple[int, bytes]] = []
         self._inboxes: dict[bytes, OnMessage] = {}
+        self._keyspace = Keyspace(self._clock)
 
     def open(self) -> MemoryBackend:
         return MemoryBackend(self)
@@ -88,6 +90,14 @@ class MemoryStore:
         for inbox, name, value in woken:
             if on_message := self._inboxes.get(inbox):
                 on_message(name, value)
+        return reply
+
+    def eval(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        """Run a script's mirror: one at a time, as the server does."""
+        with self._lock:
+            reply, published = self._keyspace.run(script, keys, args)
+        for channel, message in published:
+            self._keyspace.publish(channel, message)
         return reply
 
     def put(self, key: bytes, value: bytes, ttl_ms: int) -> None:
@@ -246,7 +256,17 @@ class MemoryBackend:
         return [self._store.execute(command) for command in commands]
 
     def eval(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        raise NotImplementedError(f"the memory store runs no scripts ({script})")
+        return self._store.eval(script, keys, args)
+
+    def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
+        self._store._keyspace.channels.setdefault(channel, {})[id(self)] = on_news
+        return True
+
+    def unsubscribe(self, channel: bytes) -> None:
+        listeners = self._store._keyspace.channels.get(channel, {})
+        listeners.pop(id(self), None)
+        if not listeners:
+            self._store._keyspace.channels.pop(channel, None)
 
     def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
         self._inbox = inbox
@@ -274,6 +294,12 @@ class AsyncMemoryBackend:
 
     async def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
         return self._door.listen(inbox, on_message, limit)
+
+    async def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
+        return self._door.subscribe(channel, on_news, limit)
+
+    def unsubscribe(self, channel: bytes) -> None:
+        self._door.unsubscribe(channel)
 
     async def close(self) -> None:
         self._door.close()

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import hiredis
 import redis.exceptions as redis_errors
 
 from retrysafe.errors import StoreUnavailable
+from retrysafe.stores.base import OnNews
 
 Connect = Callable[[], Awaitable[Any]]
 
@@ -32,6 +34,12 @@ def pack(*args: bytes | str | int) -> bytes:
     return packed
 
 
+def _unheeded(done: asyncio.Future[Any]) -> None:
+    """Nobody waits for this reply."""
+    if not done.cancelled():
+        done.exception()
+
+
 class ServerError(Exception):
     """An error reply, as the server worded it."""
 
@@ -40,12 +48,16 @@ class _Entry:
     __slots__ = ("deadline", "future", "packed", "subscribes")
 
     def __init__(
-        self, packed: bytes, future: asyncio.Future[Any], deadline: float, subscribes: bool = False
+        self,
+        packed: bytes,
+        future: asyncio.Future[Any],
+        deadline: float,
+        subscribes: bytes | None = None,
     ) -> None:
         self.packed = packed
         self.future = future
         self.deadline = deadline
-        self.subscribes = subscribes
+        self.subscribes = subscribes  # the channel whose subscription this begins or ends
 
 
 class Multiplexer(asyncio.Protocol):
@@ -66,8 +78,7 @@ class Multiplexer(asyncio.Protocol):
         self._opening: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._room: deque[asyncio.Future[None]] = deque()
-        self._channel: bytes | None = None
-        self._on_push: Callable[[Any], None] | None = None
+        self._channels: dict[bytes, OnNews] = {}
         self._last_reply = self._loop.time()
         self._closed = False
         self._pause = 0.0
@@ -78,7 +89,7 @@ class Multiplexer(asyncio.Protocol):
             await self._wait_for_room()
         return await self.enqueue(pack(*args))
 
-    def enqueue(self, packed: bytes, subscribes: bool = False) -> asyncio.Future[Any]:
+    def enqueue(self, packed: bytes, subscribes: bytes | None = None) -> asyncio.Future[Any]:
         """Queue packed bytes of one command; its reply comes in the future."""
         if self._closed:
             raise StoreUnavailable(reason="the store is closed")
@@ -96,14 +107,19 @@ class Multiplexer(asyncio.Protocol):
             self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
         return entry.future
 
-    async def subscribe(self, channel: bytes, on_push: Callable[[Any], None]) -> None:
-        """Listen to one channel for as long as the connection is used, reconnects included.
+    async def subscribe(self, channel: bytes, on_news: OnNews) -> None:
+        """Hear a channel until `unsubscribe`, reconnects included.
 
-        `on_push` gets each push, and None after a reconnect: messages may have been lost.
+        `on_news` gets each message, and None after a reconnect: messages may have been lost.
         """
-        self._on_push = on_push
-        self._channel = channel
-        await self.enqueue(pack("SUBSCRIBE", channel), subscribes=True)
+        self._channels[channel] = on_news
+        await self.enqueue(pack("SUBSCRIBE", channel), channel)
+
+    def unsubscribe(self, channel: bytes) -> None:
+        """Hear a channel no more."""
+        if self._channels.pop(channel, None) is not None and self._transport is not None:
+            ended = self.enqueue(pack("UNSUBSCRIBE", channel), channel)
+            ended.add_done_callback(_unheeded)
 
     async def close(self) -> None:
         """Close the connection; whatever is still out fails."""
@@ -162,13 +178,13 @@ class Multiplexer(asyncio.Protocol):
     # Inside
 
     def _push(self, push: Any) -> None:
-        if push[0] == b"subscribe":
-            if self._sent and self._sent[0].subscribes:
-                entry = self._sent.popleft()
-                if not entry.future.done():
-                    entry.future.set_result(None)
-        elif self._on_push is not None:
-            self._on_push(push)
+        if push[0] == b"message":
+            if on_news := self._channels.get(push[1]):
+                on_news(push[2])
+        elif self._sent and self._sent[0].subscribes == push[1]:
+            entry = self._sent.popleft()
+            if not entry.future.done():
+                entry.future.set_result(None)
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -190,13 +206,16 @@ class Multiplexer(asyncio.Protocol):
             transport.abort()
         self._paused = False
         self._parser = hiredis.Reader(replyError=ServerError)
-        unanswered = [e for e in self._sent if not e.future.done() and not e.subscribes]
-        resubscribed = [e for e in self._sent if e.subscribes and not e.future.done()]
+        unanswered = [
+            entry
+            for entry in self._sent
+            # A channel that is no longer wanted is not subscribed to on the next connection.
+            if not entry.future.done()
+            and (entry.subscribes is None or entry.subscribes in self._channels)
+        ]
         self._sent.clear()
         self._out.extendleft(reversed(unanswered))
-        for entry in resubscribed:
-            self._out.append(entry)
-        if not self._closed and (self._out or self._channel):
+        if not self._closed and (self._out or self._channels):
             self._open()
 
     def _open(self) -> None:
@@ -215,16 +234,17 @@ class Multiplexer(asyncio.Protocol):
             except (OSError, redis_errors.RedisError, TimeoutError) as error:
                 if isinstance(error, redis_errors.AuthenticationError):
                     self._fail_all(f"{type(error).__name__}: {error}")
-                if not self._out and self._channel is None:
+                if not self._out and not self._channels:
                     return
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 0.5)
         if self._closed:
             return
         self._adopt(connection)
-        if self._channel is not None and not any(e.subscribes for e in self._out):
-            future = self.enqueue(pack("SUBSCRIBE", self._channel), subscribes=True)
-            future.add_done_callback(self._resubscribed)
+        asked = {entry.subscribes for entry in self._out}
+        for channel in [channel for channel in self._channels if channel not in asked]:
+            future = self.enqueue(pack("SUBSCRIBE", channel), channel)
+            future.add_done_callback(partial(self._resubscribed, channel))
         self._last_reply = self._loop.time()
         self._flush()
 
@@ -235,9 +255,10 @@ class Multiplexer(asyncio.Protocol):
         self._connection = connection
         self._transport = transport
 
-    def _resubscribed(self, future: asyncio.Future[Any]) -> None:
-        if not future.cancelled() and future.exception() is None and self._on_push is not None:
-            self._on_push(None)
+    def _resubscribed(self, channel: bytes, future: asyncio.Future[Any]) -> None:
+        confirmed = not future.cancelled() and future.exception() is None
+        if confirmed and (on_news := self._channels.get(channel)):
+            on_news(None)
 
     def _sweep(self) -> None:
         """Fail what is past its deadline; a reply that never comes condemns the connection."""
@@ -257,15 +278,15 @@ class Multiplexer(asyncio.Protocol):
         if stuck:
             self._drop()
         elif (
-            self._channel is not None
+            self._channels
             and self._transport is not None
             and not self._sent
             and now - self._last_reply > _PING_AFTER
         ):
-            self.enqueue(pack("PING")).add_done_callback(lambda done: done.exception())
+            self.enqueue(pack("PING")).add_done_callback(_unheeded)
         if self._room:
             self._make_room()
-        if self._sweeper is None and (self._sent or self._out or self._channel):
+        if self._sweeper is None and (self._sent or self._out or self._channels):
             self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
 
     def _fail_all(self, reason: str) -> None:

@@ -4,7 +4,6 @@ redis-py's pool."""
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +17,8 @@ from redis.retry import Retry
 
 from retrysafe.commands import Command, Finish, Reply
 from retrysafe.errors import StoreUnavailable
-from retrysafe.stores.base import OnMessage
+from retrysafe.stores.base import OnMessage, OnNews, named
+from retrysafe.stores.listener import Listener
 from retrysafe.stores.multiplexer import Multiplexer, ServerError
 from retrysafe.stores.wire import Wire, script
 
@@ -111,18 +111,18 @@ class AsyncRedisBackend:
             raise _refused(error) from None
 
     async def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
-        def on_push(push: Any) -> None:
-            if push is None:
-                on_message(b"", b"")
-            elif push[0] == b"message":
-                on_message(push[2][:16], push[2][16:])
+        return await self.subscribe(self._wire.inboxes + inbox, named(on_message), limit)
 
+    async def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
         try:
             async with asyncio.timeout(limit):
-                await self._main.subscribe(self._wire.inboxes + inbox, on_push)
+                await self._main.subscribe(channel, on_news)
         except (ServerError, StoreUnavailable, TimeoutError):
             return False
         return True
+
+    def unsubscribe(self, channel: bytes) -> None:
+        self._main.unsubscribe(channel)
 
     async def close(self) -> None:
         await self._main.close()
@@ -150,7 +150,8 @@ class RedisBackend:
     def __init__(self, client: redis.Redis, namespace: str) -> None:
         self._client = client
         self._wire = Wire(namespace)
-        self._listener: _Listener | None = None
+        self._listening = threading.Lock()
+        self._listener: Listener | None = None
 
     def execute(self, command: Command) -> Reply:
         name, key, args = self._wire.pack(command)
@@ -173,10 +174,18 @@ class RedisBackend:
         return self._send(*args)
 
     def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
-        if self._listener is None:  # one that isn't ready yet goes on trying by itself
-            self._listener = _Listener(self._client, self._wire.inboxes + inbox, on_message)
-            self._listener.start()
-        return self._listener.ready(limit)
+        return self.subscribe(self._wire.inboxes + inbox, named(on_message), limit)
+
+    def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
+        with self._listening:
+            if self._listener is None:
+                pool = self._client.connection_pool
+                self._listener = Listener(lambda: pool.connection_class(**pool.connection_kwargs))
+            return self._listener.subscribe(channel, on_news).wait(limit)
+
+    def unsubscribe(self, channel: bytes) -> None:
+        if self._listener is not None:
+            self._listener.unsubscribe(channel)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -211,55 +220,6 @@ class RedisBackend:
                 delay *= 2
             except redis.RedisError as error:
                 raise StoreUnavailable(reason=f"{type(error).__name__}: {error}") from error
-
-
-class _Listener:
-    """A thread that keeps one subscription alive."""
-
-    def __init__(self, client: redis.Redis, channel: bytes, on_message: OnMessage) -> None:
-        self._client = client
-        self._channel = channel
-        self._on_message = on_message
-        self._ready = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="retrysafe-inbox", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def ready(self, limit: float) -> bool:
-        return self._ready.wait(limit)
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(COMMAND_DEADLINE)
-
-    def _run(self) -> None:
-        owner = os.getpid()
-        delay = 0.05
-        while not self._stopping.is_set() and os.getpid() == owner:
-            pubsub: Any = self._client.pubsub()  # type: ignore[no-untyped-call]
-            try:
-                pubsub.subscribe(self._channel)
-                while not self._stopping.is_set():
-                    message = pubsub.get_message(timeout=0.5)
-                    if message is None:
-                        continue
-                    if message["type"] == "subscribe":
-                        delay = 0.05
-                        lost = self._ready.is_set()
-                        self._ready.set()
-                        if lost:
-                            self._on_message(b"", b"")
-                    elif message["type"] == "message":
-                        data = message["data"]
-                        self._on_message(data[:16], data[16:])
-            except (redis.RedisError, OSError):
-                self._stopping.wait(delay)
-                delay = min(delay * 2, 1.0)
-            finally:
-                pubsub.close()
 
 
 def _refused(error: ServerError) -> StoreUnavailable:
