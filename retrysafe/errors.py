@@ -149,6 +149,17 @@ class RecordCorrupt(StoreUnavailable):
         )
 
 
+class RecordSealed(RecordCorrupt):
+    """A record that the encryption keys of this process don't open. It is never overwritten."""
+
+    def describe(self) -> str:
+        return (
+            f"the stored record can't be opened ({self.reason}); nothing was run and nothing was "
+            "overwritten; give this process the keys it was written with, or look into who "
+            "changed it"
+        )
+
+
 class NotEncodable(RetrySafeError, TypeError):
     """A type or value that can't be stored and read back as itself."""
 

@@ -18,6 +18,7 @@ from retrysafe.errors import (
     FingerprintMismatch,
     InFlight,
     RecordCorrupt,
+    RecordSealed,
     StoreUnavailable,
 )
 from retrysafe.events import Event, emit, heard
@@ -38,6 +39,7 @@ LAST_POLL = 2.0
 LAST_POLL_DEAF = 0.25  # without a subscription the poll is all there is
 FOREGROUND = 2.0  # how long a caller waits for a finish that the store doesn't take
 _LISTEN = 1.0
+NO_KEYS = "it is encrypted, and RETRYSAFE_ENCRYPTION_KEYS is not set in this process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +343,8 @@ def _winner(ask: Claim) -> Generator[Effect, Any, Record | None]:
     while True:
         try:
             reply = yield Execute(c.Look(ask.digest))
+        except RecordCorrupt:
+            return None
         except StoreUnavailable:
             reply = None
         if reply is not None:
@@ -390,9 +394,13 @@ def _give_up(
 
 def _decode(ask: Claim, value: bytes) -> Record | Running:
     try:
-        return decode(value)
+        found = decode(value)
     except CorruptRecord as error:
         raise _corrupt(ask, str(error)) from None
+    if isinstance(found, Record) and found.sealed:
+        _tell(ask, "record-corrupt", None, detail=NO_KEYS)
+        raise RecordSealed(ask.name, NO_KEYS)
+    return found
 
 
 def _corrupt(ask: Claim, reason: str) -> RecordCorrupt:

@@ -24,7 +24,7 @@ from retrysafe.context import (
     new_request_id,
 )
 from retrysafe.desks import AsyncDesk, Desk, async_desk_for, desk_for, new_token
-from retrysafe.errors import RecordCorrupt, Reentered
+from retrysafe.errors import RecordCorrupt, RecordSealed, Reentered
 from retrysafe.policy import ResolvedPolicy
 from retrysafe.records import AbandonedReceipt, CorruptRecord, Record, Running, decode
 from retrysafe.stores.base import Store
@@ -237,7 +237,10 @@ class _Receipts:
             return None
         try:
             if reply.answer in (Answer.DONE, Answer.RUNNING):
-                return decode(reply.value)
+                found = decode(reply.value)
+                if isinstance(found, Record) and found.sealed:
+                    raise RecordSealed(self._digest(call).hex(), flow.NO_KEYS)
+                return found
         except CorruptRecord as error:
             raise RecordCorrupt(self._digest(call).hex(), str(error)) from None
         raise RecordCorrupt(self._digest(call).hex(), "no receipt")

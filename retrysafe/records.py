@@ -9,13 +9,15 @@ request ID and the payload.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 VERSION = b"r1"
 TOKEN_SIZE = FENCE_SIZE = FINGERPRINT_SIZE = INBOX_SIZE = 16
 HEAD_SIZE = 3 + TOKEN_SIZE + FENCE_SIZE + FINGERPRINT_SIZE
 _NO_FENCE = b"0" * FENCE_SIZE
+# How a payload begins that was encrypted (retrysafe.stores.sealed): as no result of ours does.
+SEALED = b"\xc1sealed1"
 
 
 class State(StrEnum):
@@ -39,7 +41,12 @@ class Record:
     token: bytes
     fence: int
     request_id: str
-    payload: bytes | None
+    payload: bytes | None = field(repr=False)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the payload is encrypted still: this process has no keys to open it."""
+        return self.payload is not None and self.payload.startswith(SEALED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,14 @@ def decode(value: bytes) -> Record | Running:
         previous=previous,
         inboxes=tuple(rest[i : i + INBOX_SIZE] for i in range(0, len(rest), INBOX_SIZE)),
     )
+
+
+def payload_at(value: bytes) -> int | None:
+    """Where the payload of a finished receipt begins; None for what has none (one at work, one
+    whose result was not kept, no receipt at all). Raises CorruptRecord where it is cut."""
+    if value[:3] != VERSION + b"D":
+        return None
+    return _short_at(value, HEAD_SIZE)[1]
 
 
 def mismatched(stored: bytes, asked: bytes) -> bool:

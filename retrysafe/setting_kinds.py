@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrysafe import units
+from retrysafe.encryption_keys import KEYS_FORM, EncryptionKeys
 from retrysafe.urls import URL_FORMS, check_store_url
 
 BACKOFF_FORMS = (
@@ -56,12 +57,13 @@ def parse_backoff(text: str) -> BackoffSpec:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What a setting takes: in words, from text, and as a value. `in_code`: the words for a value
-    in code, where they differ."""
+    in code, where they differ. `secret`: its value is never shown."""
 
     takes: str
     parse: Callable[[str], Any]
     check: Callable[[Any], Any]
     in_code: str = ""
+    secret: bool = False
 
 
 def text_kind(takes: str, check: Callable[[Any], Any]) -> Kind:
@@ -133,6 +135,14 @@ def _parse_rate(text: str) -> float:
         raise ValueError("no number") from None
 
 
+def _check_keys(value: Any) -> EncryptionKeys | None:
+    if value is None or isinstance(value, EncryptionKeys):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    return EncryptionKeys(value)
+
+
 def _check_backoff(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("no text")
@@ -174,6 +184,7 @@ METHODS = Kind(
 RATE = Kind("a share over 0 and up to 1, such as 0.5", _parse_rate, _check_rate)
 
 
+ENCRYPTION_KEYS = Kind(KEYS_FORM, str.strip, _check_keys, secret=True)
 BACKOFF = text_kind(BACKOFF_FORMS, _check_backoff)
 
 ABANDONED = choice("rerun", "refuse", function=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from retrysafe import setting_kinds as kinds
 from retrysafe import units
+from retrysafe.encryption_keys import EncryptionKeys
 from retrysafe.errors import SettingsError
 from retrysafe.setting_kinds import BackoffSpec, Kind, parse_backoff
 from retrysafe.urls import masked
@@ -25,6 +26,8 @@ PREFIX = "RETRYSAFE_"
 
 # Kubernetes puts these into every pod beside a service whose name begins with "retrysafe".
 _SERVICE_LINK = re.compile(r"\w+_SERVICE_(HOST|PORT\w*)|\w+_PORT(_\d+_(TCP|UDP|SCTP)\w*)?")
+
+_KEY = re.compile(r"[A-Za-z0-9+/_-]{40,}={0,2}", re.ASCII)
 
 
 def _setting(default: Any, kind: Kind) -> Any:
@@ -49,6 +52,9 @@ class Settings:
         default="rerun", metadata={"kind": kinds.ABANDONED}
     )
     on_store_error: str = _setting("refuse", kinds.STORE_ERROR)
+    encryption_keys: EncryptionKeys | None = dataclasses.field(
+        default=None, metadata={"kind": kinds.ENCRYPTION_KEYS}
+    )
     replicas: int = _setting(0, kinds.count(0))
     methods: frozenset[str] = _setting(frozenset({"POST", "PATCH"}), kinds.METHODS)
     require_key: bool = _setting(False, kinds.SWITCH)
@@ -74,7 +80,7 @@ class Settings:
                 sound[name] = kind.check(value)
                 object.__setattr__(self, name, sound[name])
             except ValueError as error:
-                faults.append(_fault(name, _shown(value), error, kind.in_code or kind.takes))
+                faults.append(_fault(name, _shown(value, kind), error, kind.in_code or kind.takes))
         faults += _conflicts(sound, str)
         if faults:
             raise SettingsError(faults)
@@ -97,7 +103,7 @@ class Settings:
                 given[name] = sound[name] = kind.check(kind.parse(text))
             except ValueError as error:
                 del sound[name]
-                faults.append(_fault(variable, _shown(text), error, kind.takes))
+                faults.append(_fault(variable, _shown(text, kind), error, kind.takes))
         faults += _conflicts(sound, lambda name: PREFIX + name.upper())
         if faults:
             raise SettingsError(faults)
@@ -109,7 +115,7 @@ class Settings:
         return parse_backoff(self.retry_backoff)
 
     def __repr__(self) -> str:
-        pairs = (f"{name}={_shown(getattr(self, name))}" for name, _ in _kinds())
+        pairs = (f"{name}={_shown(getattr(self, name), kind)}" for name, kind in _kinds())
         return f"Settings({', '.join(pairs)})"
 
 
@@ -117,9 +123,13 @@ def _kinds() -> list[tuple[str, Kind]]:
     return [(each.name, each.metadata["kind"]) for each in dataclasses.fields(Settings)]
 
 
-def _shown(value: object) -> str:
-    # Any text may be a URL that was put into the wrong variable.
+def _shown(value: object, kind: Kind) -> str:
+    if kind.secret and value is not None:
+        return "***"
+    # Any text may be a URL, or a key, that was put into the wrong variable.
     text = masked(value) if isinstance(value, str) else value
+    if isinstance(text, str) and "://" not in text:
+        text = _KEY.sub("***", text)
     shown = repr(text)
     return shown if len(shown) <= 200 else shown[:200] + "…"
 

@@ -12,7 +12,7 @@ URL_FORMS = (
 )
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "memory")
 
-_SECRET = re.compile(r"((?:^|[?&;\s])[^=&?]*(?:pass|secret|token|pwd|auth)[^=&?]*=)[^&#]*", re.I)
+_SECRET = re.compile(r"((?:^|[?&;\s])[^=&?]*(?:pass|secret|token|pwd|auth)[^=&?]*=)[^&]*", re.I)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:,@\[\]/]+)(?::(\d{1,5}))?", re.ASCII)
 
 

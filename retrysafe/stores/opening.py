@@ -10,6 +10,7 @@ from retrysafe.settings import Settings
 from retrysafe.stores.base import Store
 from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
+from retrysafe.stores.sealed import sealed
 
 logger = logging.getLogger("retrysafe")
 
@@ -48,7 +49,7 @@ def open_store(url: str | None = None, *, namespace: str | None = None) -> Store
                     "receipts are kept in this process's memory: they don't span processes and "
                     "end with it; set RETRYSAFE_REDIS_URL (memory:// to say that this is meant)"
                 )
-            _shared[key] = _make(*key)
+            _shared[key] = sealed(_make(*key))
         return _shared[key]
 
 
