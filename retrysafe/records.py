@@ -15,6 +15,9 @@ from enum import StrEnum
 VERSION = b"r1"
 TOKEN_SIZE = FENCE_SIZE = FINGERPRINT_SIZE = INBOX_SIZE = 16
 HEAD_SIZE = 3 + TOKEN_SIZE + FENCE_SIZE + FINGERPRINT_SIZE
+# Server microseconds up to here (the year 2255) are exact in the scripts' numbers, which are
+# doubles, and have 16 digits with the next one too.
+LATEST = 9_000_000_000_000_000
 _NO_FENCE = b"0" * FENCE_SIZE
 # How a payload begins that was encrypted (retrysafe.stores.sealed): as no result of ours does.
 SEALED = b"\xc1sealed1"
@@ -124,6 +127,8 @@ def decode(value: bytes) -> Record | Running:
     if not fence_text.isdigit():
         raise CorruptRecord("the fence is no number")
     fence = int(fence_text)
+    if fence > LATEST:
+        raise CorruptRecord("the fence is no time")
     if state in (b"D", b"N"):
         request_id, at = _short_at(value, HEAD_SIZE)
         payload = value[at:] if state == b"D" else None

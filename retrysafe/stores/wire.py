@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from retrysafe import commands as c
 from retrysafe.commands import Answer, Reply
+from retrysafe.errors import StoreUnavailable
 from retrysafe.records import short
 
-# Scripts that wake waiters: they begin with the function for it.
-_WAKING = frozenset({"finish", "release", "interrupt", "forget"})
+# What is put before a script: the function that wakes waiters, or reads a receipt at work.
+_BEFORE = {
+    **dict.fromkeys(("finish", "release", "interrupt", "forget"), "wake"),
+    **dict.fromkeys(("begin", "look"), "running"),
+}
 
 
 def _text(name: str) -> bytes:
@@ -23,7 +26,7 @@ def _text(name: str) -> bytes:
 @cache
 def script(name: str) -> tuple[bytes, bytes]:
     """A script's text and its SHA-1, as EVAL and EVALSHA take them."""
-    text = _text("wake") + _text(name) if name in _WAKING else _text(name)
+    text = (_text(_BEFORE[name]) if name in _BEFORE else b"") + _text(name)
     return text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
 
 
@@ -77,7 +80,12 @@ class Wire:
                 return "look", key, ()
 
     @staticmethod
-    def unpack(raw: Sequence[Any]) -> Reply:
-        """A script's reply."""
-        answer, number, value = raw
-        return Reply(Answer(answer), int(number), value)
+    def unpack(raw: Any) -> Reply:
+        """A script's reply. Raises StoreUnavailable for what is none: nothing is read into it."""
+        try:
+            answer, number, value = raw
+            if type(answer) is int and type(number) is int and type(value) is bytes:
+                return Reply(Answer(answer), number, value)
+        except (TypeError, ValueError):
+            pass
+        raise StoreUnavailable(reason="the server's reply is none of a script of ours")

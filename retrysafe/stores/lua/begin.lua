@@ -20,14 +20,9 @@ if value then
   end
   if state == 'D' or state == 'N' then return {3, 0, value} end
   if state ~= 'R' and state ~= 'I' then return {7, 0, ''} end
-  if #value < 85 then return {7, 0, ''} end
-  local lease_end = tonumber(string.sub(value, 52, 67))
-  local held = tonumber(string.sub(value, 20, 35))
-  if not lease_end or not held then return {7, 0, ''} end
-  local own_size = string.byte(value, 84)
-  local noted_at = 84 + own_size + 1
-  if not string.byte(value, noted_at) then return {7, 0, ''} end
-  noted_at = noted_at + string.byte(value, noted_at) + 1
+  local running = read_running(value)
+  if not running then return {7, 0, ''} end
+  local lease_end, held = running.lease_end, running.fence
   if string.sub(value, 4, 19) == ARGV[1] and state == 'R' then
     return {1, held, value}
   end
@@ -35,7 +30,7 @@ if value then
     local inbox = ARGV[5]
     if inbox ~= '' then
       local known = false
-      for at = noted_at, #value, 16 do
+      for at = running.noted_at, #value, 16 do
         if string.sub(value, at, at + 15) == inbox then known = true; break end
       end
       if not known then redis.call('APPEND', KEYS[1], inbox) end
@@ -44,8 +39,8 @@ if value then
   end
   if ARGV[6] ~= '1' then return {6, 0, value} end
   previous = string.sub(value, 20, 35)
-  previous_id = string.sub(value, 84, 84 + own_size)
-  inboxes = string.sub(value, noted_at)
+  previous_id = string.sub(value, 84, running.own_end)
+  inboxes = string.sub(value, running.noted_at)
   if held >= fence then fence = held + 1 end
 end
 local record = 'r1R' .. ARGV[1] .. string.format('%016.0f', fence) .. ARGV[2]

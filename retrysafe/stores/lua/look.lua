@@ -10,10 +10,10 @@ if #value < 51 or string.sub(value, 1, 2) ~= 'r1' then return {7, 0, ''} end
 local state = string.sub(value, 3, 3)
 if state == 'D' or state == 'N' then return {3, 0, value} end
 if state ~= 'R' and state ~= 'I' then return {7, 0, ''} end
-local lease_end = tonumber(string.sub(value, 52, 67))
-if not lease_end then return {7, 0, ''} end
+local running = read_running(value)
+if not running then return {7, 0, ''} end
 if state == 'I' then return {4, 0, value} end
 local time = redis.call('TIME')
-local left = lease_end - tonumber(time[1]) * 1000000 - tonumber(time[2])
+local left = running.lease_end - tonumber(time[1]) * 1000000 - tonumber(time[2])
 if left < 0 then left = 0 end
 return {4, left, value}
