@@ -202,7 +202,8 @@ def _lead(
         match reply.answer:
             case Answer.OK:
                 running = _decode(ask, reply.value)
-                assert isinstance(running, Running)
+                if not isinstance(running, Running):
+                    raise _corrupt(ask, "a finished receipt where ours should be")
                 previous = running.previous
                 desk.flights.confirm(place)
                 return Taken(
@@ -215,7 +216,8 @@ def _lead(
                 )
             case Answer.DONE:
                 record = _decode(ask, reply.value)
-                assert isinstance(record, Record)
+                if not isinstance(record, Record):
+                    raise _corrupt(ask, "a receipt at work where a finished one should be")
                 return record
             case Answer.MISMATCH:
                 _tell(ask, "mismatch", asked)
@@ -242,7 +244,10 @@ def _lead(
         if signal is None:
             poll = min(poll * 2, last)
         elif signal:
-            record = _decode(ask, signal)
+            try:
+                record = _decode(ask, signal)
+            except RecordCorrupt:
+                continue  # whatever was said there, the store has the word
             if isinstance(record, Record):
                 if mismatched(record.fingerprint, ask.fingerprint):
                     raise FingerprintMismatch(ask.name)
@@ -332,8 +337,9 @@ def _won(ask: Claim, value: bytes) -> Record | None:
         won = _decode(ask, value)
     except RecordCorrupt:
         return None
-    assert isinstance(won, Record)
-    return None if mismatched(won.fingerprint, ask.fingerprint) else won
+    if not isinstance(won, Record) or mismatched(won.fingerprint, ask.fingerprint):
+        return None
+    return won
 
 
 def _winner(ask: Claim) -> Generator[Effect, Any, Record | None]:
