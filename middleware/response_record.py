@@ -47,6 +47,9 @@ class StoredResponse(msgspec.Struct, array_like=True, frozen=True):
     body: bytes
     trailers: list[tuple[bytes, bytes]] = []
 
+    def __repr__(self) -> str:
+        return f"StoredResponse({self.status}, {len(self.body)} bytes)"  # it may hold secrets
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StoredResponse)
@@ -76,9 +79,12 @@ def encode(
 def decode(payload: bytes) -> StoredResponse:
     """Read a payload back. Raises CorruptRecord."""
     try:
-        return _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+        stored = _decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptRecord(f"the stored response can't be read: {error}") from None
+    if not 100 <= stored.status <= 999:
+        raise CorruptRecord("the stored response has a status that is none")
+    return stored
 
 
 def replay_messages(

@@ -106,7 +106,7 @@ def _problem(headers: Any, response: object) -> bool | None:
         if isinstance(body, bytes | str) and 0 < len(body) <= _LARGEST_BODY:
             try:
                 document = json.loads(body)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
             word = document.get("retryable") if isinstance(document, dict) else None
             return word if isinstance(word, bool) else None

@@ -78,11 +78,11 @@ class _Written:
             raise NotEncodable(f"the stored result has an unknown form ({data[:1]!r})")
         try:
             return wire.decode(data[1:])
-        except Exception as error:
+        except Exception as error:  # its text may quote the value
             raise NotEncodable(
                 "the stored result can't be read as the type the function has now "
                 f"({type(error).__name__})"
-            ) from error
+            ) from None
 
 
 class _JsonLike(_Written):

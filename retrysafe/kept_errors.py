@@ -67,7 +67,7 @@ class KeptErrors:
         except Exception as failure:  # constructors of users' errors run in here
             raise NotEncodable(
                 f"{type(error).__qualname__} can't be kept ({type(failure).__name__})"
-            ) from failure
+            ) from None
         comparison = Sameness()
         # Exception's own text is the repr of its arguments; one of its own may say more.
         own_text = type(error).__str__ is not BaseException.__str__
@@ -79,13 +79,15 @@ class KeptErrors:
         """The error again. Raises NotEncodable where it can't be built."""
         try:
             name, args, attributes = msgspec.msgpack.decode(data[1:])
-            kind = self._kind(name)
-            error = _build(kind, _value(args))
-            error.__dict__.update(_value(attributes))
-        except Exception as failure:
+            kind, given, held = self._kind(name), _value(args), _value(attributes)
+            if type(given) is not tuple or type(held) is not dict or not _are_names(held):
+                raise TypeError("no arguments and attributes")
+            error = _build(kind, given)
+            error.__dict__.update(held)
+        except Exception as failure:  # its text, and that of what it came from, may quote a value
             raise NotEncodable(
                 f"a kept error can't be built again ({type(failure).__name__})"
-            ) from failure
+            ) from None
         return error
 
     def _kind(self, name: str) -> type[Exception]:
@@ -113,6 +115,10 @@ def _build(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
     error = kind.__new__(kind, *args)
     error.args = args
     return error
+
+
+def _are_names(attributes: dict[Any, Any]) -> bool:
+    return all(type(name) is str for name in attributes)
 
 
 def _with_subclasses(kinds: tuple[type[Exception], ...]) -> Iterator[type[Exception]]:
