@@ -1,12 +1,13 @@
 """What the flow asks of a store, and what a store answers: plain data.
 
 Each command touches one key, is atomic, and may be sent again: it carries the owner's token.
-Durations are microseconds for leases and milliseconds for TTLs, as the server counts them.
+Values hold results: no `repr` shows them. Durations are microseconds for leases and milliseconds
+for TTLs, as the server counts them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 
@@ -39,7 +40,7 @@ class Reply:
 
     answer: Answer
     number: int = 0
-    value: bytes = b""
+    value: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Finish:
 
     key: bytes
     token: bytes
-    value: bytes
+    value: bytes = field(repr=False)
     ttl_ms: int
 
 

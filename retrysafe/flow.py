@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -95,8 +95,8 @@ class Claim:
     """What is asked: a call's digest, its owner token and what travels with it."""
 
     digest: bytes
-    key: str
-    scope: str
+    key: str = field(repr=False)
+    scope: str = field(repr=False)
     fingerprint: bytes
     request_id: str
     token: bytes

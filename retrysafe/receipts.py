@@ -51,11 +51,11 @@ os.register_at_fork(after_in_child=_after_fork)
 class Call:
     """What one call asks: its key, whose it is (`scope`), and the payload's fingerprint.
 
-    `fingerprint` is 16 bytes of `retrysafe.keys`.
+    `fingerprint` is 16 bytes of `retrysafe.keys`. Key and scope may be secrets: no `repr` has them.
     """
 
-    key: str
-    scope: str = ""
+    key: str = field(repr=False)
+    scope: str = field(default="", repr=False)
     fingerprint: bytes = keys.NO_FINGERPRINT
     request_id: str = ""
 

@@ -73,8 +73,8 @@ class AbandonedReceipt:
     `key` is the text of the caller's key, `started` the server's clock in seconds.
     """
 
-    key: str
-    scope: str
+    key: str = field(repr=False)
+    scope: str = field(repr=False)
     fence: int
     request_id: str
 

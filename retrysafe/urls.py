@@ -20,6 +20,8 @@ def masked(text: str) -> str:
     """`text` with everything that may be a credential in a URL replaced by `***`."""
     head, mark, rest = text.rpartition("@")
     if mark:
+        if _SECRET.search(head):  # the "@" may be a part of that secret, and so what follows it
+            rest = "***"
         scheme, slashes, _ = head.partition("://")
         text = f"{scheme}://***@{rest}" if slashes else f"***@{rest}"
     return _SECRET.sub(r"\1***", text)
