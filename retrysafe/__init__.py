@@ -24,7 +24,9 @@ from retrysafe.deadlines import deadline
 from retrysafe.policy import IdempotencyPolicy, Recovered
 from retrysafe.receipt import Receipt
 from retrysafe.receipts import AsyncReceipts, Call, Receipts
+from retrysafe.reservation import Reservation
 from retrysafe.retrying import Attempt, RetryPolicy, attempts_of
+from retrysafe.saga import Saga
 from retrysafe.settings import Settings
 from retrysafe.stores import open_store
 
@@ -48,8 +50,10 @@ __all__ = [
     "Receipts",
     "Recovered",
     "RequestContext",
+    "Reservation",
     "RetryBudget",
     "RetryPolicy",
+    "Saga",
     "Settings",
     "attempts_of",
     "classify",

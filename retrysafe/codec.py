@@ -8,6 +8,7 @@ anything else than it was is not kept, in place of being changed in silence.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 import types
@@ -83,6 +84,13 @@ class _Written:
                 "the stored result can't be read as the type the function has now "
                 f"({type(error).__name__})"
             ) from None
+
+
+    def json_first(self) -> _Written:
+        """The same, where JSON is tried before msgpack."""
+        other = copy.copy(self)
+        other._wires = tuple(sorted(self._wires, key=lambda wire: wire.tag == b"m"))
+        return other
 
 
 class _JsonLike(_Written):
@@ -190,6 +198,11 @@ def codec_for(annotation: Any) -> ResultCodec:
     if any(isinstance(part, clocks) for part in parts):
         wires.reverse()  # msgpack keeps the instant, JSON its offset too
     return _Written(wires)
+
+
+def json_first(codec: ResultCodec) -> ResultCodec:
+    """The same codec, but what JSON reads back as itself is written as JSON: people read it."""
+    return codec.json_first() if isinstance(codec, _Written) else codec
 
 
 def _builtin_wires(annotation: Any) -> list[_Wire]:

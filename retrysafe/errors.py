@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 
@@ -185,6 +186,184 @@ class NoKeyedWork(RetrySafeError, RuntimeError):
             f"the step {self.step!r} is outside keyed work: call it from an @idempotent function "
             "or from the handler of a request that carries a key"
         )
+
+
+class SagaStepError(RetrySafeError):
+    """What failed a saga's step, as it was recorded: the error's type by name, and its text.
+
+    It stands for the error where that is no longer at hand: in another process, or later.
+    """
+
+    step: str
+    type: str
+    text: str
+
+    def __init__(self, step: str = "", type: str = "", text: str = "") -> None:
+        super().__init__(step=step, type=type, text=text)
+
+    def describe(self) -> str:
+        return f"step {self.step!r} failed with {self.type}: {self.text}"
+
+
+class SagaFailed(RetrySafeError):
+    """A saga that did not come to its end. Each of its steps is in one of these, in order:
+
+    done: its effect stands. undone: its effect was taken back (or its undo ran because nobody
+    knows whether there was one). parked: its undo, or a step after the point of no return, went on
+    failing: a person must look at it, then `resume(id)`. pending: it is still to be undone, or
+    done: `recover()` goes on with it. `step` failed, by `cause` (also `__cause__`); `results` are
+    those of the steps that had one, `errors` what each failing step, or its undo, said last.
+    """
+
+    saga: str
+    id: str
+    step: str
+    done: tuple[str, ...]
+    undone: tuple[str, ...]
+    parked: tuple[str, ...]
+    pending: tuple[str, ...]
+    results: dict[str, Any]
+    errors: dict[str, str]
+    cause: BaseException | None
+
+    def __init__(
+        self,
+        saga: str = "",
+        id: str = "",
+        step: str = "",
+        *,
+        done: tuple[str, ...] = (),
+        undone: tuple[str, ...] = (),
+        parked: tuple[str, ...] = (),
+        pending: tuple[str, ...] = (),
+        results: dict[str, Any] | None = None,
+        errors: dict[str, str] | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
+        super().__init__(
+            saga=saga,
+            id=id,
+            step=step,
+            done=done,
+            undone=undone,
+            parked=parked,
+            pending=pending,
+            results=results or {},
+            errors=errors or {},
+            cause=cause,
+        )
+        self.__cause__ = cause
+
+    def describe(self) -> str:
+        what = f"saga {self.saga!r} failed at step {self.step!r}"
+        if self.cause is not None:
+            what += f" ({type(self.cause).__name__})"
+        if self.parked:
+            return (
+                f"{what}; {', '.join(self.parked)} went on failing and is parked: see to it, then "
+                "call resume(error.id)"
+            )
+        if self.pending:
+            return f"{what}; {', '.join(self.pending)} is not settled yet: recover() goes on"
+        return f"{what}; what was done is undone: {', '.join(self.undone) or 'nothing was'}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = dict(self.__dict__)
+        try:
+            pickle.loads(pickle.dumps(self.cause))
+        except Exception as fault:  # the cause's own code runs in here
+            text = f"{self.cause} (can't be pickled: {type(fault).__name__})"
+            facts["cause"] = SagaStepError(self.step, type(self.cause).__qualname__, text)
+        try:
+            pickle.loads(pickle.dumps(self.results))
+        except Exception:  # a result's own code runs in here
+            facts["results"] = {}
+        return _rebuild, (type(self), facts)
+
+
+class SagaNotFound(RetrySafeError, LookupError):
+    """No saga of this id: it was never run, or it ended longer ago than it is kept."""
+
+    saga: str
+    id: str
+
+    def __init__(self, saga: str = "", id: str = "") -> None:
+        super().__init__(saga=saga, id=id)
+
+    def describe(self) -> str:
+        return f"saga {self.saga!r} has no run of this id; call run(id, …) to start one"
+
+
+class SagaChanged(RetrySafeError):
+    """A stored saga that the steps of this program can't go on with. Nothing was run."""
+
+    saga: str
+    id: str
+    reason: str
+
+    def __init__(self, saga: str = "", id: str = "", reason: str = "") -> None:
+        super().__init__(saga=saga, id=id, reason=reason)
+
+    def describe(self) -> str:
+        return (
+            f"a stored run of saga {self.saga!r} was begun by another version of it "
+            f"({self.reason}); resume it with that version, or add what is missing"
+        )
+
+
+class OutOfStock(RetrySafeError):
+    """A reservation asked for more of an item than is left. Nothing is held."""
+
+    item: str
+    asked: int
+    left: int
+
+    def __init__(self, item: str = "", asked: int = 0, left: int = 0) -> None:
+        super().__init__(item=item, asked=asked, left=left)
+
+    def describe(self) -> str:
+        return f"{self.asked} of {self.item!r} were asked for and {self.left} are left"
+
+
+class ReservationExpired(RetrySafeError):
+    """A hold that is no more: it expired, or was released. Its quantity is back in stock."""
+
+    item: str
+    holder: str
+
+    def __init__(self, item: str = "", holder: str = "") -> None:
+        super().__init__(item=item, holder=holder)
+
+    def describe(self) -> str:
+        return f"the hold on {self.item!r} expired or was released; hold it anew, then confirm"
+
+
+class ReservationConfirmed(RetrySafeError):
+    """A hold that can't be released: it was confirmed, and is no hold any more."""
+
+    item: str
+    holder: str
+
+    def __init__(self, item: str = "", holder: str = "") -> None:
+        super().__init__(item=item, holder=holder)
+
+    def describe(self) -> str:
+        return (
+            f"what was held of {self.item!r} is confirmed; to give it back, add it under an id of "
+            "that return"
+        )
+
+
+class UnknownItem(RetrySafeError, LookupError):
+    """No stock was ever said for this item, or it was not touched for longer than it is kept."""
+
+    item: str
+
+    def __init__(self, item: str = "") -> None:
+        super().__init__(item=item)
+
+    def describe(self) -> str:
+        return f"nothing is known of the stock of {self.item!r}; say how much there is: stock(…)"
 
 
 class BreakerOpen(RetrySafeError):

@@ -74,6 +74,8 @@ _LEVELS = {
     "record-corrupt": logging.ERROR,
     "lease-lost": logging.ERROR,
     "finish-refused": logging.ERROR,
+    "saga-parked": logging.ERROR,
+    "saga-stuck": logging.ERROR,
     "unprotected": logging.WARNING,
     "receipt-vanished": logging.WARNING,
     "taken-over": logging.WARNING,
@@ -84,6 +86,8 @@ _LEVELS = {
     "inbox-lost": logging.WARNING,
     "budget-denied": logging.WARNING,
     "breaker-opened": logging.WARNING,
+    "saga-undo-failed": logging.WARNING,
+    "saga-turned-back": logging.WARNING,
 }
 
 

@@ -16,7 +16,10 @@ from retrysafe.stores.base import OnNews
 Mirror = Callable[["Keyspace", str, Sequence[Any]], Any]
 
 # The first word of a script's name -> the module that mirrors it, imported at its first use.
-_HOMES: dict[str, str] = {}
+_HOMES: dict[str, str] = {
+    "reservation": "retrysafe.reservation_memory",
+    "saga": "retrysafe.saga_memory",
+}
 _mirrors: dict[str, Mirror] = {}
 
 

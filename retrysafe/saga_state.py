@@ -1,0 +1,105 @@
+"""What is known of one saga: one JSON document, written before and after every act."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+__all__ = ["Document", "SagaStatus", "StepRecord", "StepState", "Stored", "read", "write"]
+
+VERSION = 1
+
+
+class SagaStatus(enum.StrEnum):
+    """Where a saga is.
+
+    running: forward. waiting: forward, not before its due time (a step after the point of no
+    return goes on failing). undoing: backward; some undo may not be due yet. done, undone: over.
+    parked: a person must look at it; neither done nor undone.
+    """
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    UNDOING = "undoing"
+    DONE = "done"
+    UNDONE = "undone"
+    PARKED = "parked"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will ever change it again."""
+        return self in (SagaStatus.DONE, SagaStatus.UNDONE)
+
+
+class StepState(enum.StrEnum):
+    """Where one step is. `registered`: it may have acted, or be acting now."""
+
+    NEW = "new"
+    REGISTERED = "registered"
+    DONE = "done"
+    REFUSED = "refused"  # it failed, and surely did nothing
+    UNDOING = "undoing"
+    UNDONE = "undone"
+    PARKED = "parked"
+
+
+class Stored(msgspec.Struct, omit_defaults=True):
+    """A value: as JSON where JSON reads it back the same, else in base64. `how` is its codec's
+    mark."""
+
+    how: str
+    json: list[msgspec.Raw] = msgspec.field(default_factory=list)
+    base64: bytes = b""
+
+
+class StepRecord(msgspec.Struct, omit_defaults=True):
+    """One step. `maybe`: whether it acted is unknown. `attempts`, `rounds` (later tries of a step
+    after the point of no return) and `undo_attempts` only grow, until a person resumes it."""
+
+    name: str
+    state: StepState = StepState.NEW
+    data: Stored | None = None
+    maybe: bool = False
+    attempts: int = 0
+    rounds: int = 0
+    undo_attempts: int = 0
+    error: str = ""
+
+
+class Document(msgspec.Struct, omit_defaults=True):
+    """One saga. `failed` is the step that turned it back, `cause` its error's type and text."""
+
+    version: int
+    saga: str
+    id: str
+    args: list[Stored]
+    steps: list[StepRecord]
+    back: bool = False
+    failed: str = ""
+    cause: tuple[str, str] | None = None
+
+    def names(self, *states: StepState) -> tuple[str, ...]:
+        """The steps in one of these states, in order."""
+        return tuple(step.name for step in self.steps if step.state in states)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Document)
+
+
+def write(document: Document) -> bytes:
+    """The stored form."""
+    return _encoder.encode(document)
+
+
+def read(data: Any) -> Document:
+    """A stored document. Raises ValueError for what is none, or of another version."""
+    try:
+        document = _decoder.decode(data)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise ValueError(f"no document of a saga ({type(error).__name__})") from None
+    if document.version != VERSION:
+        raise ValueError(f"a document of version {document.version}, not {VERSION}")
+    return document
