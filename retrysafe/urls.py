@@ -10,7 +10,8 @@ URL_FORMS = (
     "redis://host:6379/0, rediss://…, unix:///path, redis+sentinel://h1,h2/service, "
     "redis+cluster://h1,h2 or memory://"
 )
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "memory")
+SEVERAL = ("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+SCHEMES = ("redis", "rediss", "unix", *SEVERAL, "memory")
 
 _SECRET = re.compile(r"((?:^|[?&;\s])[^=&?]*(?:pass|secret|token|pwd|auth)[^=&?]*=)[^&]*", re.I)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:,@\[\]/]+)(?::(\d{1,5}))?", re.ASCII)
@@ -51,15 +52,15 @@ def check_store_url(value: object) -> str:
         if hosts or not path:
             raise ValueError("without the absolute path of a socket: unix:///run/redis.sock")
         return value
-    _check_hosts(hosts, several=scheme in ("redis+sentinel", "redis+cluster"))
+    _check_hosts(hosts, several=scheme in SEVERAL)
     parts = path.strip("/").split("/") if path.strip("/") else []
-    if scheme == "redis+sentinel":
+    if scheme.endswith("+sentinel"):
         if not parts:
             raise ValueError("without the service's name: redis+sentinel://h1,h2/service")
         parts = parts[1:]
     if len(parts) > 1 or any(not part.isdecimal() for part in parts):
         raise ValueError("with a path that is no database number")
-    if scheme == "redis+cluster" and any(int(part) for part in parts):
+    if scheme.endswith("+cluster") and any(int(part) for part in parts):
         raise ValueError("with a database number; a cluster has only 0")
     return value
 

@@ -44,6 +44,10 @@ class ServerError(Exception):
     """An error reply, as the server worded it."""
 
 
+class Retired(Exception):
+    """The connection was given up for good; the command belongs on another one."""
+
+
 class _Entry:
     __slots__ = ("deadline", "future", "packed", "subscribes")
 
@@ -62,10 +66,15 @@ class _Entry:
 
 class Multiplexer(asyncio.Protocol):
     """Belongs to one event loop. `connect` returns a connected redis.asyncio connection;
-    `deadline` is how long (seconds) one command may take, reconnects and resends included."""
+    `deadline` is how long (seconds) one command may take, reconnects and resends included.
+    `elsewhere`: the error replies that end the connection; any other is the caller's."""
 
-    def __init__(self, connect: Connect, deadline: float) -> None:
+    def __init__(
+        self, connect: Connect, deadline: float, elsewhere: tuple[str, ...] = _ELSEWHERE
+    ) -> None:
+        self.generation = 0  # counts the connections
         self._connect = connect
+        self._elsewhere = elsewhere
         self._deadline = deadline
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
@@ -81,6 +90,7 @@ class Multiplexer(asyncio.Protocol):
         self._channels: dict[bytes, OnNews] = {}
         self._last_reply = self._loop.time()
         self._closed = False
+        self.retired = False  # `retire` was called
         self._pause = 0.0
 
     async def send(self, *args: bytes | str | int) -> Any:
@@ -91,6 +101,8 @@ class Multiplexer(asyncio.Protocol):
 
     def enqueue(self, packed: bytes, subscribes: bytes | None = None) -> asyncio.Future[Any]:
         """Queue packed bytes of one command; its reply comes in the future."""
+        if self.retired:
+            raise Retired
         if self._closed:
             raise StoreUnavailable(reason="the store is closed")
         now = self._loop.time()
@@ -134,6 +146,17 @@ class Multiplexer(asyncio.Protocol):
             transport.abort()
         self._fail_all("the store was closed")
 
+    def retire(self) -> None:
+        """Give the connection up for good: what is out, and what comes yet, raises Retired."""
+        self._closed = self.retired = True
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+        for entry in (*self._sent, *self._out):
+            if not entry.future.done():
+                entry.future.set_exception(Retired())
+        self._fail_all("its node has left")
+
     # asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
@@ -150,7 +173,7 @@ class Multiplexer(asyncio.Protocol):
             entry = sent.popleft()
             if isinstance(reply, ServerError):
                 word = str(reply).partition(" ")[0]
-                if word in _ELSEWHERE and not entry.future.done():
+                if word in self._elsewhere and not entry.future.done():
                     sent.appendleft(entry)
                     self._pause = min(max(self._pause * 2, 0.02), 0.3)
                     self._drop()
@@ -253,6 +276,7 @@ class Multiplexer(asyncio.Protocol):
         transport.set_protocol(self)
         # Kept: stream writers and redis-py's connections close their socket when collected.
         self._connection = connection
+        self.generation += 1
         self._transport = transport
 
     def _resubscribed(self, channel: bytes, future: asyncio.Future[Any]) -> None:

@@ -15,31 +15,36 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from retrysafe.commands import Command, Finish, Reply
+from retrysafe.commands import Begin, Command, Finish, Reply
 from retrysafe.errors import StoreUnavailable
 from retrysafe.stores.base import OnMessage, OnNews, named
 from retrysafe.stores.listener import Listener
 from retrysafe.stores.multiplexer import Multiplexer, ServerError
+from retrysafe.stores.replicas import AsyncReplication, confirm_now, is_due
 from retrysafe.stores.wire import Wire, script
 
 # "503 within 2 s": one command's whole time, reconnects and resends included.
 COMMAND_DEADLINE = 1.5
 _CONNECT_TIMEOUT = 1.0
 _BULK = 64 * 1024
+CONNECTION_OPTIONS: dict[str, Any] = {
+    "socket_connect_timeout": _CONNECT_TIMEOUT,
+    "socket_timeout": COMMAND_DEADLINE,
+    "decode_responses": False,
+}
 _RESENT = (redis.ConnectionError, redis.BusyLoadingError, redis.ReadOnlyError)
 
 
 class RedisStore:
-    """One Redis, by URL: `redis://`, `rediss://`, `unix://` as redis-py reads them."""
+    """One Redis, by URL: `redis://`, `rediss://`, `unix://` as redis-py reads them.
 
-    def __init__(self, url: str, namespace: str = "retrysafe") -> None:
+    `replicas`: how many of them must hold a receipt before its work starts.
+    """
+
+    def __init__(self, url: str, namespace: str = "retrysafe", replicas: int = 0) -> None:
         self.url = url
         self.namespace = namespace
-        self._options: dict[str, Any] = {
-            "socket_connect_timeout": _CONNECT_TIMEOUT,
-            "socket_timeout": COMMAND_DEADLINE,
-            "decode_responses": False,
-        }
+        self.replicas = replicas
         # A URL that can't be used fails here, not in traffic.
         asked = redis.ConnectionPool.from_url(url).connection_kwargs
         for option in ("protocol", "decode_responses", "encoding"):
@@ -47,20 +52,13 @@ class RedisStore:
                 raise ValueError(f"the option {option!r} is not the URL's to set")
 
     def open(self) -> RedisBackend:
-        pool = redis.BlockingConnectionPool.from_url(
-            self.url,
-            max_connections=64,
-            timeout=COMMAND_DEADLINE,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            **self._options,
-        )
-        return RedisBackend(redis.Redis(connection_pool=pool), self.namespace)
+        pool = redis.BlockingConnectionPool.from_url(self.url, **_pool_options())
+        return RedisBackend(redis.Redis(connection_pool=pool), self.namespace, self.replicas)
 
     def open_async(self) -> AsyncRedisBackend:
         # redis-py's own retries are off, here and above: what was out is resent by us.
         pool = aioredis.ConnectionPool.from_url(
-            self.url, retry=AsyncRetry(NoBackoff(), 0), protocol=3, **self._options
+            self.url, retry=AsyncRetry(NoBackoff(), 0), protocol=3, **CONNECTION_OPTIONS
         )
 
         async def connect() -> Any:
@@ -68,28 +66,62 @@ class RedisStore:
             await connection.connect()
             return connection
 
-        return AsyncRedisBackend(connect, self.namespace)
+        return AsyncRedisBackend(connect, self.namespace, self.replicas)
 
     def __repr__(self) -> str:
         return f"RedisStore(namespace={self.namespace!r})"  # a URL may hold a password
+
+
+def _pool_options() -> dict[str, Any]:
+    # redis-py's own retries are off: what was out is resent by us.
+    return {
+        "max_connections": 64,
+        "timeout": COMMAND_DEADLINE,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        **CONNECTION_OPTIONS,
+    }
+
+
+def blocking_pool(**options: Any) -> redis.BlockingConnectionPool:
+    """A pool of connections as the sync door uses them."""
+    return redis.BlockingConnectionPool(**_pool_options(), **options)  # type: ignore[no-untyped-call]
 
 
 class AsyncRedisBackend:
     """The door of one event loop: a connection for small values and messages, one for big values
     (a large value ahead in the queue would hold up every small one)."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Any]], namespace: str) -> None:
+    def __init__(
+        self, connect: Callable[[], Awaitable[Any]], namespace: str, replicas: int = 0
+    ) -> None:
         self._wire = Wire(namespace)
-        self._main = Multiplexer(connect, COMMAND_DEADLINE)
         self._connect = connect
+        self._replicas = replicas
+        self._main = self._lane()
         self._bulk: Multiplexer | None = None
+        self._replication: AsyncReplication | None = None
+
+    def _lane(self) -> Any:
+        return Multiplexer(self._connect, COMMAND_DEADLINE)
 
     async def execute(self, command: Command) -> Reply:
         name, key, args = self._wire.pack(command)
         lane = self._main
         if isinstance(command, Finish) and len(command.value) > _BULK:
-            lane = self._bulk = self._bulk or Multiplexer(self._connect, COMMAND_DEADLINE)
-        return self._wire.unpack(await self._run(lane, name, (key,), args))
+            lane = self._bulk = self._bulk or self._lane()
+        reply = self._wire.unpack(await self._run(lane, name, (key,), args))
+        if self._replicas and isinstance(command, Begin | Finish) and is_due(command, reply):
+            try:
+                await self._confirm(key, command.token)
+            except ServerError as error:
+                raise _refused(error) from None
+        return reply
+
+    async def _confirm(self, key: bytes, token: bytes) -> None:
+        if self._replication is None:
+            self._replication = AsyncReplication(self._lane(), self._replicas, COMMAND_DEADLINE)
+        await self._replication.confirm(key, token)
 
     async def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]:
         async def one(command: Command) -> Reply | Exception:
@@ -128,6 +160,8 @@ class AsyncRedisBackend:
         await self._main.close()
         if self._bulk is not None:
             await self._bulk.close()
+        if self._replication is not None:
+            await self._replication.close()
 
     async def _run(
         self, lane: Multiplexer, name: str, keys: tuple[Any, ...], args: tuple[Any, ...]
@@ -147,15 +181,22 @@ class AsyncRedisBackend:
 class RedisBackend:
     """The door of one process, for threads: redis-py's pool, our own resends."""
 
-    def __init__(self, client: redis.Redis, namespace: str) -> None:
+    def __init__(self, client: redis.Redis, namespace: str, replicas: int = 0) -> None:
         self._client = client
+        self._replicas = replicas
         self._wire = Wire(namespace)
         self._listening = threading.Lock()
         self._listener: Listener | None = None
 
     def execute(self, command: Command) -> Reply:
         name, key, args = self._wire.pack(command)
-        return self._wire.unpack(self._run(name, (key,), args))
+        reply = self._wire.unpack(self._run(name, (key,), args))
+        if self._replicas and isinstance(command, Begin | Finish) and is_due(command, reply):
+            self._confirm(key, command.token)
+        return reply
+
+    def _confirm(self, key: bytes, token: bytes) -> None:
+        self._insist(lambda: confirm_now(self._client, key, token, self._replicas))
 
     def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]:
         answers: list[Reply | Exception] = []
@@ -202,11 +243,14 @@ class RedisBackend:
 
     def _send(self, *args: Any) -> Any:
         """One command, sent again while the connection is at fault and the deadline allows."""
+        return self._insist(lambda: self._client.execute_command(*args))  # type: ignore[no-untyped-call]
+
+    def _insist(self, send: Callable[[], Any]) -> Any:
         end = time.monotonic() + COMMAND_DEADLINE
         delay = 0.01
         while True:
             try:
-                return self._client.execute_command(*args)  # type: ignore[no-untyped-call]
+                return send()
             except redis.AuthenticationError as error:
                 raise StoreUnavailable(reason=f"{type(error).__name__}: {error}") from error
             except redis.exceptions.NoScriptError:

@@ -30,7 +30,7 @@ def test_B059_memory_is_never_taken_in_silence(
     assert not caplog.text
 
 
-@pytest.mark.parametrize("url", ["http://x", "redis", "", "redis+cluster://a,b"])
+@pytest.mark.parametrize("url", ["http://x", "redis", "", "redis+cluster://a,b/1"])
 def test_B059_a_url_that_cannot_be_used_is_refused_at_start(url: str) -> None:
     with pytest.raises(SettingsError):
         open_store(url)
@@ -40,7 +40,24 @@ def test_a_password_is_in_no_repr() -> None:
     assert "secret" not in repr(open_store("redis://user:secret@127.0.0.1:1/0"))
 
 
-def test_replicas_that_cannot_be_waited_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_are_read_from_the_settings_and_memory_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "redis://127.0.0.1:1/0"
     monkeypatch.setenv("RETRYSAFE_REPLICAS", "1")
-    with pytest.raises(SettingsError, match="REPLICAS"):
-        open_store("redis://127.0.0.1:1/0")
+    asked = open_store(url, namespace="asked")
+    assert isinstance(asked, RedisStore)
+    assert asked.replicas == 1
+    other = open_store(url, namespace="asked", replicas=0)
+    assert isinstance(other, RedisStore)
+    assert other.replicas == 0
+    for memory in ("memory://", None):
+        with pytest.raises(SettingsError, match="RETRYSAFE_REPLICAS holds 1"):
+            open_store(memory, namespace="asked")
+    with pytest.raises(SettingsError, match="replicas holds -1"):
+        open_store(url, replicas=-1)
+
+
+def test_several_hosts_open_the_store_of_their_kind() -> None:
+    assert type(open_store("redis+sentinel://a,b/payments")).__name__ == "SentinelStore"
+    assert type(open_store("rediss+cluster://a,b")).__name__ == "ClusterStore"
