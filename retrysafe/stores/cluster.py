@@ -382,6 +382,9 @@ class ClusterBackend(RedisBackend):
                 except redis.exceptions.NoScriptError:
                     raise
                 except (redis.AuthenticationError, redis.TimeoutError) as error:
+                    if isinstance(error, redis.TimeoutError):
+                        # It hangs: another may serve its slots by the next call.
+                        self._refresh(time.monotonic() + _ONE_NODE)
                     raise StoreUnavailable(reason=f"{type(error).__name__}: {error}") from error
                 except redis.RedisError as error:
                     answer = _refusal(error)

@@ -54,94 +54,132 @@ class SentinelStore:
         return f"SentinelStore(service={self._hosts.service!r}, namespace={self.namespace!r})"
 
 
-class _Sentinels:
-    """Their order: who answered last is asked first."""
+class _Search:
+    """One search for the primary: each sentinel's word is tried, who was right last time first.
 
-    def __init__(self, hosts: Hosts) -> None:
-        self._order = list(hosts.addresses)
-        self._lock = threading.Lock()
+    In a failover some know the new primary before others do, and one that is cut off may name an
+    old one for ever: an address is as good as its role.
+    """
 
-    def in_turn(self) -> list[Address]:
+    def __init__(self, order: list[Address], lock: threading.Lock) -> None:
+        self._order = order
+        self._lock = lock
+        self._tried: set[Address] = set()
+        self._reason = _NO_PRIMARY
+        with lock:
+            self.sentinels = list(order)
+
+    def named(self, reply: Any) -> Address:
+        """The address in a sentinel's reply. Raises redis.ConnectionError."""
+        if not isinstance(reply, list) or len(reply) != 2:
+            raise redis.ConnectionError("a sentinel knows no such service")
+        address = (_text(reply[0]), int(reply[1]))
+        if address in self._tried:
+            raise redis.ConnectionError("the other sentinel's word was tried")
+        self._tried.add(address)
+        return address
+
+    def found(self, sentinel: Address) -> None:
         with self._lock:
-            return list(self._order)
+            self._order.remove(sentinel)
+            self._order.insert(0, sentinel)
 
-    def note(self, address: Address, answered: bool) -> None:
-        with self._lock:
-            self._order.remove(address)
-            self._order.insert(0 if answered else len(self._order), address)
+    def failed(self, error: Exception) -> None:
+        """The next one's turn. What a server says may hold addresses: only its kind is told."""
+        if isinstance(error, redis.AuthenticationError | redis.ResponseError):
+            self._reason = f"no primary: a server refused: {type(error).__name__}"
+
+    def error(self) -> redis.ConnectionError:
+        """In the end. What a wrong password causes is final, all else may heal in a moment."""
+        if self._reason == _NO_PRIMARY:
+            return redis.ConnectionError(self._reason)
+        return redis.AuthenticationError(self._reason)
+
+
+def _question(service: str) -> tuple[str, str, str]:
+    return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", service
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _check_role(reply: Any) -> None:
+    if not isinstance(reply, list) or not reply or reply[0] != b"master":
+        raise redis.ConnectionError("what the sentinels name is no primary (any more)")
 
 
 def _connector(hosts: Hosts) -> Callable[[], Awaitable[Any]]:
-    sentinels = _Sentinels(hosts)
-    kind = aioredis.SSLConnection if hosts.tls else aioredis.Connection
-    asking = {**_ASK, **hosts.sentinel_options, "ssl": hosts.sentinel_tls}
+    order, lock = list(hosts.addresses), threading.Lock()
 
-    async def primary() -> Address:
-        reason = _NO_PRIMARY
-        for address in sentinels.in_turn():
-            sentinel = aioredis.Sentinel(  # type: ignore[no-untyped-call]
-                [address], sentinel_kwargs={**asking, "retry": AsyncRetry(NoBackoff(), 0)}
-            )
-            try:
-                found: Address = await sentinel.discover_master(hosts.service)
-            except redis.RedisError as error:
-                sentinels.note(address, answered=False)
-                reason = _why(error, reason)
-            else:
-                sentinels.note(address, answered=True)
-                return found
-            finally:
-                await sentinel.sentinels[0].aclose()
-        raise redis.ConnectionError(reason)
-
-    async def connect() -> Any:
-        host, port = await primary()
+    async def opened(address: Address, tls: bool, options: dict[str, Any], *words: str) -> Any:
+        """A connection, and the reply to its first command."""
+        kind = aioredis.SSLConnection if tls else aioredis.Connection
         connection: Any = kind(
-            host=host,
-            port=port,
+            host=address[0],
+            port=address[1],
             protocol=3,
             retry=AsyncRetry(NoBackoff(), 0),
-            **CONNECTION_OPTIONS,
-            **hosts.options,
+            **{**CONNECTION_OPTIONS, **options},
         )
         try:
             await connection.connect()
+            await connection.send_command(*words)
             try:
-                await connection.send_command("ROLE")
-                _check_role(await connection.read_response())
-            except redis.exceptions.NoPermissionError:
-                pass  # without the right to ask: a replica's READONLY will tell
+                return connection, await connection.read_response()
+            except redis.exceptions.NoPermissionError as refused:
+                return connection, refused
         except BaseException:
             await asyncio.shield(connection.disconnect(nowait=True))
             raise
-        return connection
+
+    async def connect() -> Any:
+        search = _Search(order, lock)
+        for sentinel in search.sentinels:
+            connection = None
+            try:
+                asked, reply = await opened(
+                    sentinel,
+                    hosts.sentinel_tls,
+                    {**_ASK, **hosts.sentinel_options},
+                    *_question(hosts.service),
+                )
+                await asked.disconnect(nowait=True)
+                primary = search.named(reply)
+                connection, role = await opened(primary, hosts.tls, hosts.options, "ROLE")
+                # Without the right to ask, a replica's READONLY will tell.
+                if not isinstance(role, redis.exceptions.NoPermissionError):
+                    _check_role(role)
+            except (OSError, redis.RedisError) as error:
+                if connection is not None:
+                    await connection.disconnect(nowait=True)
+                search.failed(error)
+            else:
+                search.found(sentinel)
+                return connection
+        raise search.error()
 
     return connect
 
 
 def _pool(hosts: Hosts) -> redis.BlockingConnectionPool:
-    sentinels = _Sentinels(hosts)
-    asking = {**_ASK, **hosts.sentinel_options, "ssl": hosts.sentinel_tls}
-
-    def primary() -> Address:
-        reason = _NO_PRIMARY
-        for address in sentinels.in_turn():
-            sentinel = redis.Sentinel(  # type: ignore[no-untyped-call]
-                [address], sentinel_kwargs={**asking, "retry": Retry(NoBackoff(), 0)}
-            )
-            try:
-                found: Address = sentinel.discover_master(hosts.service)  # type: ignore[no-untyped-call]
-            except redis.RedisError as error:
-                sentinels.note(address, answered=False)
-                reason = _why(error, reason)
-            else:
-                sentinels.note(address, answered=True)
-                return found
-            finally:
-                sentinel.sentinels[0].close()
-        raise redis.ConnectionError(reason)
-
+    order, lock = list(hosts.addresses), threading.Lock()
     kind = redis.SSLConnection if hosts.tls else redis.Connection
+    asking = redis.SSLConnection if hosts.sentinel_tls else redis.Connection
+
+    def ask(sentinel: Address) -> Any:
+        connection: Any = asking(
+            host=sentinel[0],
+            port=sentinel[1],
+            retry=Retry(NoBackoff(), 0),
+            **{**CONNECTION_OPTIONS, **_ASK, **hosts.sentinel_options},
+        )
+        try:
+            connection.connect()
+            connection.send_command(*_question(hosts.service))
+            return connection.read_response()
+        finally:
+            connection.disconnect()
 
     class PrimaryConnection(kind):  # type: ignore[misc,valid-type]
         """A connection that looks up where it goes, each time it is opened."""
@@ -149,27 +187,22 @@ def _pool(hosts: Hosts) -> redis.BlockingConnectionPool:
         def connect(self) -> None:
             if self._sock:
                 return
-            self.host, self.port = primary()
-            super().connect()
-            try:
-                self.send_command("ROLE")
-                _check_role(self.read_response())
-            except redis.exceptions.NoPermissionError:
-                pass  # without the right to ask: a replica's READONLY will tell
-            except BaseException:
-                self.disconnect()
-                raise
+            search = _Search(order, lock)
+            for sentinel in search.sentinels:
+                try:
+                    self.host, self.port = search.named(ask(sentinel))
+                    super().connect()
+                    try:
+                        self.send_command("ROLE")
+                        _check_role(self.read_response())
+                    except redis.exceptions.NoPermissionError:
+                        pass  # without the right to ask: a replica's READONLY will tell
+                except (OSError, redis.RedisError) as error:
+                    self.disconnect()
+                    search.failed(error)
+                else:
+                    search.found(sentinel)
+                    return
+            raise search.error()
 
     return blocking_pool(connection_class=PrimaryConnection, **hosts.options)
-
-
-def _check_role(reply: Any) -> None:
-    if not isinstance(reply, list) or not reply or reply[0] != b"master":
-        raise redis.ConnectionError("the sentinels' primary is none (any more)")
-
-
-def _why(error: redis.RedisError, known: str) -> str:
-    """The sentinels' errors hold addresses, and maybe more: only their kind is told."""
-    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.ResponseError):
-        return f"a sentinel refused to answer: {type(error).__name__}"
-    return known
