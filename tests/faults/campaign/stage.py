@@ -1,0 +1,189 @@
+"""The processes of one run: a server, and workers that reach it through a proxy each."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.faults.campaign.history import Disturbance, Kind
+from tests.faults.proxy import Proxy
+from tests.servers import Server, free_port
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+READY_WITHIN = 40.0
+
+
+class HalfProxy(Proxy):
+    """One that can also cut in the middle of a command or of a reply."""
+
+    def __init__(self, upstream: int) -> None:
+        self.half_command = self.half_reply = False
+        super().__init__(upstream)
+
+    def _may_pass(self, command: bytes, link: Any) -> bool:
+        if self.half_command:
+            self.half_command = False
+            link.server_out.write(command[: len(command) // 2])
+            return False
+        if self.half_reply:
+            self.half_reply = False
+            self._halve(link)
+        return super()._may_pass(command, link)
+
+    def forgive(self) -> None:
+        """Forget what was still to be done to the traffic."""
+        self._losing.clear()
+        self._cut_after = None
+        self.half_command = self.half_reply = False
+
+    def _halve(self, link: Any) -> None:
+        """Pass on half of this connection's next reply, then close it."""
+        write: Callable[[bytes], None] = link.client_out.write
+
+        def half(data: bytes) -> None:
+            link.client_out.write = lambda data: None
+            write(data[: len(data) // 2])
+            link.client_out.transport.close()
+
+        link.client_out.write = half
+
+
+class Worker:
+    """One worker, over all its incarnations; each listens on the same port."""
+
+    def __init__(self, number: int, proxy: HalfProxy, out: Path, bug: str) -> None:
+        self.number = number
+        self.proxy = proxy
+        self.port = free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        self._out = out
+        self._bug = bug
+        self._times = -1
+        self.process: subprocess.Popen[bytes] | None = None
+        self._errors = (out / f"w{number}.stderr").open("ab")
+
+    @property
+    def name(self) -> str:
+        return f"w{self.number}"
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}.{self._times}"
+
+    def start(self) -> None:
+        self._times += 1
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("RETRYSAFE_")}
+        environ |= {
+            "PYTHONPATH": str(ROOT),
+            "CAMPAIGN_LOG": str(self._out / "effects.jsonl"),
+            "CAMPAIGN_WORKER": self.incarnation,
+            "CAMPAIGN_PORT": str(self.port),
+            "CAMPAIGN_BUG": self._bug,
+            "RETRYSAFE_REDIS_URL": self.proxy.url,
+            "RETRYSAFE_LEASE": "1s",
+            "RETRYSAFE_WAIT": "5s",
+            "RETRYSAFE_TTL": "10m",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.campaign.worker"],
+            env=environ,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    async def ready(self) -> None:
+        end = time.monotonic() + READY_WITHIN
+        while not await asyncio.to_thread(self._answers):
+            assert self.process is not None and self.process.poll() is None, (
+                f"{self.incarnation} ended at its start, see {self._errors.name}"
+            )
+            assert time.monotonic() < end, f"{self.incarnation} did not get ready"
+            await asyncio.sleep(0.05)
+
+    def _answers(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
+        try:
+            connection.request("GET", "/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.alive and self.process is not None:
+            os.killpg(self.process.pid, number)
+
+    async def ended(self, limit: float) -> bool:
+        end = time.monotonic() + limit
+        while self.alive:
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    def close(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait(10)
+        self._errors.close()
+
+
+class Stage:
+    """Everything of one run, and what was done to it so far."""
+
+    def __init__(self, workers: int, lasting: bool, out: Path, bug: str = "") -> None:
+        config: dict[str, object] = {"enable_debug_command": "yes"}
+        if lasting:
+            config |= {"appendonly": "yes", "appendfsync": "everysec"}
+        self.lasting = lasting
+        self.server = Server(config)
+        self.control = self._connect()
+        self.proxies = [HalfProxy(self.server.port) for _ in range(workers)]
+        self.workers = [Worker(n, proxy, out, bug) for n, proxy in enumerate(self.proxies)]
+        self.disturbances: list[Disturbance] = []
+
+    def _connect(self) -> redis.Redis:
+        return redis.Redis(port=self.server.port, socket_timeout=30)
+
+    def reconnect(self) -> None:
+        self.control.close()
+        self.control = self._connect()
+
+    def order(self, *words: str) -> None:
+        """A command of an operator."""
+        self.control.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    async def open(self) -> None:
+        for worker in self.workers:
+            worker.start()
+        await asyncio.gather(*(worker.ready() for worker in self.workers))
+
+    def disturb(self, kind: Kind, name: str, since: float, until: float, who: str = "") -> None:
+        self.disturbances.append(Disturbance(kind, name, since, until, who))
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        for proxy in self.proxies:
+            proxy.close()
+        self.control.close()
+        self.server.close()
