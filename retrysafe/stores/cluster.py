@@ -163,6 +163,7 @@ class _Lanes:
                 try:
                     return await self._nodes.dial(address)
                 except (OSError, TimeoutError, redis.RedisError):
+                    self._nodes.topology.failed(address)
                     await self._nodes.refresh()
                     if address not in self._nodes.topology.masters:
                         # Another serves its slots: what waits here is sent there.
@@ -384,6 +385,7 @@ class ClusterBackend(RedisBackend):
                 except (redis.AuthenticationError, redis.TimeoutError) as error:
                     if isinstance(error, redis.TimeoutError):
                         # It hangs: another may serve its slots by the next call.
+                        self._topology.failed(step.address)
                         self._refresh(time.monotonic() + _ONE_NODE)
                     raise StoreUnavailable(reason=f"{type(error).__name__}: {error}") from error
                 except redis.RedisError as error:
@@ -407,9 +409,11 @@ class ClusterBackend(RedisBackend):
             if self._refreshed > asked or time.monotonic() - self._refreshed < _FRESH:
                 return
             for address in self._topology.nodes():
-                if self._learn(address) or time.monotonic() > end:
+                if self._learn(address):
                     return
                 self._topology.failed(address)
+                if time.monotonic() > end:
+                    return
         finally:
             self._refreshed = time.monotonic()
             self._refreshing.release()

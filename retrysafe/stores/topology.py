@@ -112,9 +112,8 @@ class Topology:
 
     def failed(self, address: Address) -> None:
         """It didn't answer: the others are asked first."""
-        if address in self._order:
-            self._order.remove(address)
-            self._order.append(address)
+        # A new list: threads may be reading the old one.
+        self._order = [each for each in self._order if each != address] + [address]
 
     def moved(self, rest: str, asked: Address) -> Address | None:
         """Note what follows the word MOVED (`slot host:port`), and return the address."""

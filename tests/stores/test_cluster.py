@@ -17,6 +17,7 @@ from retrysafe.stores.cluster import ClusterStore
 from retrysafe.stores.topology import Topology, key_of
 from tests.receipting import CALL, ONE, held, policy
 from tests.servers import Cluster, Server
+from tests.stores.test_acl import PASSWORD, rules
 from tests.support import run, until
 
 
@@ -249,12 +250,21 @@ def test_slots_that_move_under_load_cost_no_call_its_answer() -> None:
                 for node in (target, source):
                     node.ask("CLUSTER", "SETSLOT", slot, "NODE", own.id_of(target))
             await further(2)
+            for word in ("ask", "moved"):
+                assert _errors(source, word) > len(calls)  # both doors were sent on
             stopping.set()
             await asyncio.gather(*working)
 
         run(main(), limit=60)
         with target.client() as client:
             assert not client.keys("moving:r:*")  # each was forgotten where it was
+
+
+def _errors(node: Server, word: str) -> int:
+    """How often a node has answered with this error."""
+    with node.client() as client:
+        found = client.info("errorstats").get(f"errorstat_{word.upper()}", {"count": 0})
+    return int(found["count"])
 
 
 def test_commands_name_their_key() -> None:
@@ -290,3 +300,73 @@ def test_a_server_that_is_no_cluster_is_said_to_be_none(redis_url: str) -> None:
     run(main())
     with pytest.raises(errors.StoreUnavailable, match="cluster"):
         Receipts(store, policy()).begin(CALL)
+
+
+def test_the_documented_rights_are_enough_in_a_cluster() -> None:
+    with Cluster() as own:
+        rights = (*rules(), "+cluster|slots", "+asking", "+wait")
+        for node in own.nodes:
+            with node.client() as client:
+                client.execute_command("ACL", "SETUSER", "payments", *rights)
+        url = own.url.replace("://", f"://payments:{PASSWORD}@")
+
+        async def main() -> None:
+            receipts = AsyncReceipts(ClusterStore(url), policy())
+            for n in range(30):
+                await (await held(receipts, Call(f"k{n}", "s", ONE))).finish(b"r", 60)
+            wrong = url.replace(PASSWORD, "another")
+            with pytest.raises(errors.StoreUnavailable, match="refuse") as caught:
+                await AsyncReceipts(ClusterStore(wrong), policy()).begin(CALL)
+            assert "another" not in str(caught.value)
+
+        run(main())
+        sync = Receipts(ClusterStore(url), policy())
+        for n in range(30):
+            assert isinstance(sync.begin(Call(f"k{n}", "s", ONE)), Record)
+        for node in own.nodes:
+            with node.client() as client:
+                assert [entry for entry in client.acl_log() if entry["reason"] != "auth"] == []
+
+
+def test_a_node_that_hangs_is_left_for_its_replica() -> None:
+    with Cluster(replicas=1) as own:
+        store = ClusterStore(own.url, "hung")
+        hung, replica = own.nodes[0], own.nodes[3]
+        (call,) = calls_at(own, store, lambda node: node is hung)
+
+        async def main() -> None:
+            receipts = AsyncReceipts(store, policy())
+            sync = Receipts(store, policy())
+            await (await held(receipts, call)).release()
+            await asyncio.to_thread(lambda: _take(sync, call).release())
+            hung.pause()
+            began = time.monotonic()
+            for begin in (receipts.begin(call), asyncio.to_thread(sync.begin, call)):
+                with pytest.raises(errors.StoreUnavailable):
+                    await begin
+            assert time.monotonic() - began < 8
+            await until(lambda: replica.ask("ROLE")[0] == b"master", limit=20)
+            await until(lambda: _serves(replica), limit=20)
+
+            async def recorded() -> bool:
+                try:
+                    got = await receipts.begin(call)
+                except errors.StoreUnavailable:
+                    return False
+                if not isinstance(got, Record):
+                    await got.finish(b"r", 60)
+                return True
+
+            async def read() -> bool:
+                try:
+                    return isinstance(await asyncio.to_thread(sync.begin, call), Record)
+                except errors.StoreUnavailable:
+                    return False
+
+            await until(recorded, limit=20)
+            await until(read, limit=20)
+
+        try:
+            run(main(), limit=90)
+        finally:
+            hung.resume()
