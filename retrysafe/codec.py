@@ -85,7 +85,6 @@ class _Written:
                 f"({type(error).__name__})"
             ) from None
 
-
     def json_first(self) -> _Written:
         """The same, where JSON is tried before msgpack."""
         other = copy.copy(self)

@@ -29,6 +29,7 @@ from retrysafe.stores import Store
 from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
 from retrysafe.stores.sealed import SealedStore
+from tests.conftest import OwnServer
 from tests.support import run, until, wait_until
 
 _names = itertools.count()
@@ -651,6 +652,26 @@ def test_a_program_error_is_judged_as_what_it_may_have_done() -> None:
     # The flow reads these two words of the classification.
     assert classify(KeyError("x")).reason == "error in the program"
     assert not classify(RuntimeError("x")).recognised
+
+
+def test_a_store_that_stands_still_after_an_act_loses_nothing(own_server: OwnServer) -> None:
+    """What a step did is recorded when the store is back, and the step isn't called again."""
+    server, acts = own_server(), []
+    saga = made(RedisStore(server.url, "tests"), lease=20)
+
+    @saga.step
+    def a(ctx: Any) -> int:
+        acts.append("a")
+        server.pause()
+        threading.Timer(2.5, server.resume).start()  # longer than a command waits
+        return 1
+
+    @saga.step
+    def b(ctx: Any) -> None:
+        acts.append("b")
+
+    assert saga.run_sync("1") == {"a": 1, "b": None}
+    assert acts == ["a", "b"]
 
 
 # Cancellation
