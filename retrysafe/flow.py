@@ -39,6 +39,8 @@ LAST_POLL = 2.0
 LAST_POLL_DEAF = 0.25  # without a subscription the poll is all there is
 FOREGROUND = 2.0  # how long a caller waits for a finish that the store doesn't take
 _LISTEN = 1.0
+# A receipt that is granted later than this part of its lease is renewed before its work starts.
+_LATE = 1 / 3
 NO_KEYS = "it is encrypted, and RETRYSAFE_ENCRYPTION_KEYS is not set in this process"
 
 
@@ -188,8 +190,11 @@ def _lead(
     poll = FIRST_POLL
     while True:
         asked = time.monotonic()
+        granted: float | None = asked
         try:
             reply = yield Execute(begin)
+            if reply.answer is Answer.OK:
+                granted = yield from _in_time(ask, asked)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -201,6 +206,8 @@ def _lead(
             raise
         match reply.answer:
             case Answer.OK:
+                if granted is None:
+                    continue
                 running = _decode(ask, reply.value)
                 if not isinstance(running, Running):
                     raise _corrupt(ask, "a finished receipt where ours should be")
@@ -212,7 +219,7 @@ def _lead(
                     fence=reply.number,
                     abandoned=replace(previous, key=ask.key, scope=ask.scope) if previous else None,
                     since=asked,
-                    lease_until=asked + policy.lease,
+                    lease_until=granted + policy.lease,
                 )
             case Answer.DONE:
                 record = _decode(ask, reply.value)
@@ -252,6 +259,27 @@ def _lead(
                 if mismatched(record.fingerprint, ask.fingerprint):
                     raise FingerprintMismatch(ask.name)
                 return record
+
+
+def _in_time(ask: Claim, asked: float) -> Generator[Effect, Any, float | None]:
+    """When the lease was asked for that we hold now. None: it isn't ours any more.
+
+    The grant may come after the lease's end (a slow network, a process that was stopped): by then
+    another may be at work. Raises StoreUnavailable where each renewal's answer does, too.
+    """
+    lease = ask.policy.lease
+    for _ in range(3):
+        if time.monotonic() - asked <= lease * _LATE:
+            return asked
+        asked = time.monotonic()
+        reply = yield Execute(
+            c.Renew(ask.digest, ask.token, c.micros(lease), c.millis(ask.policy.ttl_for(None)))
+        )
+        if reply.answer is not Answer.OK:
+            return None
+    if time.monotonic() - asked < lease:
+        return asked
+    raise StoreUnavailable(reason="its answers take too long for the lease")
 
 
 def finish(
