@@ -25,6 +25,7 @@ from retrysafe.policy import IdempotencyPolicy, Recovered
 from retrysafe.receipt import Receipt
 from retrysafe.receipts import AsyncReceipts, Call, Receipts
 from retrysafe.reservation import Reservation
+from retrysafe.results import ResultReader, ResultWriter
 from retrysafe.retrying import Attempt, RetryPolicy, attempts_of
 from retrysafe.saga import Saga
 from retrysafe.settings import Settings
@@ -51,6 +52,8 @@ __all__ = [
     "Recovered",
     "RequestContext",
     "Reservation",
+    "ResultReader",
+    "ResultWriter",
     "RetryBudget",
     "RetryPolicy",
     "Saga",

@@ -17,14 +17,14 @@ from typing import Any
 from retrysafe import commands as c
 from retrysafe.commands import Answer, Reply
 from retrysafe.events import Event, emit
-from retrysafe.flights import Flights, Signal
+from retrysafe.flights import Flights
 from retrysafe.flow import Execute, Listen, Sleep, Spawn, Taken, Wait
 from retrysafe.stores.base import Store
 from retrysafe.stores.doors import async_door, door
+from retrysafe.wakers import AsyncWaker, ThreadWaker
 
 logger = logging.getLogger("retrysafe")
 
-_IDLE = object()
 # The renewal thread looks up this often, so that an idle one ends soon (seconds).
 _LINGER = 1.0
 # How long (seconds) a refused subscription is not asked for again.
@@ -109,40 +109,6 @@ def note_renewals(
                 taken.on_lost()
             except Exception:
                 logger.exception("what was to be done about a lost lease failed")
-
-
-class AsyncWaker:
-    """Sleeps on a future of the running loop."""
-
-    __slots__ = ("_future", "_signal")
-
-    def __init__(self) -> None:
-        self._signal: Signal | object = _IDLE
-        self._future: asyncio.Future[None] | None = None
-
-    def wake(self, signal: Signal) -> None:
-        if self._signal is _IDLE or self._signal == b"":
-            self._signal = signal
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    async def wait(self, seconds: float) -> Any:
-        if self._signal is _IDLE:
-            loop = asyncio.get_running_loop()
-            future = self._future = loop.create_future()
-            timer = loop.call_later(seconds, _expire, future)
-            try:
-                await future
-            finally:
-                timer.cancel()
-                self._future = None
-        signal, self._signal = self._signal, _IDLE
-        return None if signal is _IDLE else signal
-
-
-def _expire(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class _Desk:
@@ -265,28 +231,6 @@ class AsyncDesk(_Desk):
 
             self._heard(await self.door.listen(self.inbox, on_message, seconds))
             return self.listening
-
-
-class ThreadWaker:
-    """Sleeps on a condition."""
-
-    __slots__ = ("_condition", "_signal")
-
-    def __init__(self) -> None:
-        self._signal: Signal | object = _IDLE
-        self._condition = threading.Condition(threading.Lock())
-
-    def wake(self, signal: Signal) -> None:
-        with self._condition:
-            if self._signal is _IDLE or self._signal == b"":
-                self._signal = signal
-            self._condition.notify()
-
-    def wait(self, seconds: float) -> Any:
-        with self._condition:
-            self._condition.wait_for(lambda: self._signal is not _IDLE, seconds)
-            signal, self._signal = self._signal, _IDLE
-        return None if signal is _IDLE else signal
 
 
 class Desk(_Desk):

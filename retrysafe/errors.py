@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+_MOST_LOOKED_AT = 1000
+
 
 def _rebuild(cls: type[RetrySafeError], facts: dict[str, Any]) -> RetrySafeError:
     error = cls.__new__(cls)
@@ -437,3 +439,24 @@ class ResultTimeout(RetrySafeError, TimeoutError):
 
     def describe(self) -> str:
         return f"no result within {self.timeout:g} s ({self.store_errors} look-ups failed)"
+
+
+def is_terminal(error: BaseException) -> bool:
+    """Whether a result did arrive, or was taken: waiting longer can't help.
+
+    Looks at what `error` was raised from, or while handling, and into exception groups. True for
+    StepFailed, ProtocolError, AlreadyTaken (S1).
+    """
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left and len(seen) < _MOST_LOOKED_AT:
+        at = left.pop()
+        if at is None or id(at) in seen:
+            continue
+        seen.add(id(at))
+        if isinstance(at, StepFailed | ProtocolError | AlreadyTaken):
+            return True
+        left += [at.__context__ if not at.__suppress_context__ else None, at.__cause__]
+        if isinstance(at, BaseExceptionGroup):
+            left += at.exceptions
+    return False

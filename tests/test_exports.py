@@ -28,6 +28,8 @@ def test_the_exported_names_are_these() -> None:
         "Recovered",
         "RequestContext",
         "Reservation",
+        "ResultReader",
+        "ResultWriter",
         "RetryBudget",
         "RetryPolicy",
         "Saga",

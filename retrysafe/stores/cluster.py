@@ -319,7 +319,8 @@ class ClusterBackend(RedisBackend):
         with self._listening:
             if self._listener is None:
                 self._listener = Listener(self._ears)
-            return self._listener.subscribe(channel, on_news).wait(limit)
+            listener = self._listener
+        return listener.subscribe(channel, on_news).wait(limit)
 
     def close(self) -> None:
         super().close()

@@ -18,6 +18,7 @@ Mirror = Callable[["Keyspace", str, Sequence[Any]], Any]
 # The first word of a script's name -> the module that mirrors it, imported at its first use.
 _HOMES: dict[str, str] = {
     "reservation": "retrysafe.reservation_memory",
+    "result": "retrysafe.stores.memory_results",
     "saga": "retrysafe.saga_memory",
 }
 _mirrors: dict[str, Mirror] = {}

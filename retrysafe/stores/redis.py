@@ -222,7 +222,8 @@ class RedisBackend:
             if self._listener is None:
                 pool = self._client.connection_pool
                 self._listener = Listener(lambda: pool.connection_class(**pool.connection_kwargs))
-            return self._listener.subscribe(channel, on_news).wait(limit)
+            listener = self._listener
+        return listener.subscribe(channel, on_news).wait(limit)
 
     def unsubscribe(self, channel: bytes) -> None:
         if self._listener is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -98,6 +99,10 @@ def test_a_loop_hears_each_channel_over_one_connection(redis_url: str) -> None:
     run(given())
 
 
+def _has_heard(heard: Heard) -> bool:
+    return heard.messages != []
+
+
 def test_a_channel_left_and_joined_again_at_once_is_heard(redis_url: str) -> None:
     client = redis.Redis.from_url(redis_url)
 
@@ -107,7 +112,7 @@ def test_a_channel_left_and_joined_again_at_once_is_heard(redis_url: str) -> Non
             heard = Heard()
             assert await door.subscribe(CHANNELS[0], heard, 2.0)
             client.publish(CHANNELS[0], b"%d" % turn)
-            await until(lambda: heard.messages != [])
+            await until(partial(_has_heard, heard))
             door.unsubscribe(CHANNELS[0])
         await door.close()
 
