@@ -171,6 +171,23 @@ def test_the_truth_of_work_that_could_not_be_recorded_is_excused() -> None:
     assert broken(effects, replayed, [away]) == {"same-answer"}
 
 
+def test_a_late_finish_may_stand_where_the_winners_record_was_forgotten() -> None:
+    effects = [did("e1", 1.0, 2.7), SECOND]
+    forgot = Disturbance("loss", "evict", 2.5, 2.6)
+    away = pause(1.1, 2.65)
+    assert broken(effects, [got("e2", 2.2, 2.3), got("e1", 3.0, 3.1)], [away, forgot]) == set()
+    still = [got("e2", 2.2, 2.3), got("e1", 3.0, 3.1), got("e2", 3.0, 3.4)]
+    assert broken(effects, still, [away, forgot]) == {"fenced"}
+
+
+def test_a_failover_forgets_what_was_written_shortly_before_and_nothing_older() -> None:
+    later = did("e2", 5.0, 5.2, who="w1.0")
+    calls = [own("e1", 0.9, 1.6), got("e2", 6.0, 6.1)]
+    assert broken([FIRST, later], calls, [Disturbance("gap", "fail-over", 1.4, 3.0)]) == set()
+    old = Disturbance("gap", "fail-over", 3.0, 4.0)
+    assert broken([FIRST, later], calls, [old]) == {"one-owner", "same-answer"}
+
+
 # 3 and 7
 
 

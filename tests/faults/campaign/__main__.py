@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.faults.campaign.campaign import Outcome, campaign, describe, shrink
-from tests.faults.campaign.plan import from_seed
+from tests.faults.campaign.plan import KINDS, from_seed
 
 
 def main() -> int:
@@ -24,11 +24,14 @@ def main() -> int:
     )
     parser.add_argument("--parallel", type=int, default=2, help="plans at a time")
     parser.add_argument("--faults", type=int, default=2, help="at most so many in a plan")
+    parser.add_argument("--kind", choices=KINDS, default="single", help="of server")
     parser.add_argument("--no-shrink", action="store_true")
     asked = parser.parse_args()
     first = random.randrange(1_000_000) if asked.seed is None else asked.seed
     print(f"seeds {first} to {first + asked.seeds - 1}", flush=True)
-    plans = [from_seed(first + n, most_faults=asked.faults) for n in range(asked.seeds)]
+    plans = [
+        from_seed(first + n, most_faults=asked.faults, kind=asked.kind) for n in range(asked.seeds)
+    ]
     end = time.monotonic() + 60 * asked.minutes
     done = Counter[str]()
 

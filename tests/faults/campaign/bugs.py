@@ -65,17 +65,18 @@ def _publish_before_record() -> None:
 def _forgotten_inbox() -> None:
     """Neither the messages nor the polls wake a waiter."""
     flights.Flights.nudge = lambda self, digest, value: None  # type: ignore[method-assign]
-    right = desks.AsyncWaker.wait
-    right_sync = desks.ThreadWaker.wait
+    waker: Any = desks.AsyncDesk.__init__.__globals__["AsyncWaker"]
+    waker_sync: Any = desks.Desk.__init__.__globals__["ThreadWaker"]
+    right, right_sync = waker.wait, waker_sync.wait
 
-    async def wait(self: desks.AsyncWaker, seconds: float) -> Any:
-        return await right(self, max(seconds, 4.5))
+    async def wait(self: Any, seconds: float) -> Any:
+        return await right(self, max(seconds, 8.0))
 
-    def wait_sync(self: desks.ThreadWaker, seconds: float) -> Any:
-        return right_sync(self, max(seconds, 4.5))
+    def wait_sync(self: Any, seconds: float) -> Any:
+        return right_sync(self, max(seconds, 8.0))
 
-    desks.AsyncWaker.wait = wait  # type: ignore[method-assign]
-    desks.ThreadWaker.wait = wait_sync  # type: ignore[method-assign]
+    waker.wait = wait
+    waker_sync.wait = wait_sync
 
 
 def _double_release() -> None:

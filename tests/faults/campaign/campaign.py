@@ -64,10 +64,11 @@ def describe(outcome: Outcome) -> str:
     lines = [
         f"seed {plan.seed}: {len(outcome.broken)} broken"
         + (f" (planted: {plan.bug})" if plan.bug else ""),
-        f"  {plan.workers} workers, the server {'keeps' if plan.lasting else 'forgets'} its data",
+        f"  {plan.workers} workers, {plan.kind}, the server "
+        f"{'keeps' if plan.lasting else 'forgets'} its data, {plan.replicas} replicas confirm",
         *(f"  fault {dataclasses.asdict(fault)}" for fault in plan.faults),
         *(f"  {line}" for each in outcome.broken for line in str(each).splitlines()),
-        f"  again: {COMMAND} {plan.seed}",
+        f"  again: {COMMAND} {plan.seed} --kind {plan.kind} --faults {plan.most_faults}",
     ]
     return "\n".join(lines)
 

@@ -128,10 +128,17 @@ class _Book:
     def met(self, who: str, since: float, until: float, *kinds: Kind) -> bool:
         return any(True for _ in self.spans(who, since, until, kinds))
 
-    def forgot(self, since: float, until: float) -> bool:
-        """Whether the server forgot receipts in between."""
+    def forgot(self, first: Execution, until: float) -> bool:
+        """Whether the server may have forgotten an execution's receipt by then."""
+        written = float("inf") if first.end is None else first.end
+        return self.forgot_since(first.start, until, written)
+
+    def forgot_since(self, since: float, until: float, written: float = float("inf")) -> bool:
+        """`written`: when the receipt was written for the last time."""
         return any(
-            each.kind == "loss" and each.since <= until and each.until >= since
+            each.since <= until
+            and each.until >= since
+            and (each.kind == "loss" or (each.kind == "gap" and written >= each.since))
             for each in self.run.disturbances
         )
 
@@ -199,7 +206,7 @@ def _one_owner(book: _Book) -> Iterator[Broken]:
 
 
 def _may_follow(book: _Book, first: Execution, second: Execution) -> bool:
-    if book.forgot(first.start, second.start):
+    if book.forgot(first, second.start):
         return True
     given_up = first.end is not None and first.how in ("raised", "cancelled")
     if given_up and first.end is not None and first.end <= second.start:
@@ -235,10 +242,12 @@ def _same_answer(book: _Book) -> Iterator[Broken]:
         told = {seen.execution: book.executions.get(seen.execution) for seen in answers}
         known = sorted((e for e in told.values() if e is not None), key=lambda e: e.start)
         for first, second in combinations(known, 2):
-            if book.forgot(first.start, second.start):
+            if book.forgot(first, second.start):
                 continue
             of_first = [seen for seen in answers if seen.execution == first.name]
             of_second = [seen for seen in answers if seen.execution == second.name]
+            if _forgotten_between(book, of_first, of_second):
+                continue
             if _unrecorded(book, first, of_first, second) or _unrecorded(
                 book, second, of_second, first
             ):
@@ -255,6 +264,16 @@ def _same_answer(book: _Book) -> Iterator[Broken]:
                     *book.around(first.who, first.start, second.start),
                 ),
             )
+
+
+def _forgotten_between(book: _Book, one: list[Seen], other: list[Seen]) -> bool:
+    """Whether all answers of one came before the server forgot, and all of the other after."""
+    for before, after in ((one, other), (other, one)):
+        last, first = max(s.ended for s in before), min(s.ended for s in after)
+        for each in book.run.disturbances:
+            if each.kind == "loss" and last <= each.until and first >= each.since:
+                return True
+    return False
 
 
 def _unrecorded(book: _Book, execution: Execution, answers: list[Seen], other: Execution) -> bool:
@@ -384,7 +403,7 @@ def _stood_since(book: _Book, key: str, seen: Seen) -> float | None:
         if each.call != seen.call
         and each.variant == seen.variant
         and (seen.kind != "answer" or each.execution == seen.execution)
-        and not book.forgot(each.ended, seen.ended)
+        and not book.forgot_since(each.ended, seen.ended)
         and not _own_unrecorded(book, each)
     ]
     return min(others, default=None)
@@ -412,7 +431,7 @@ def _one_probe(book: _Book) -> Iterator[Broken]:
         for at, who, name in held:
             over = min(ends.get(name, float("inf")), book.died(who))
             lost = book.disturbed(who, at - 2.5, start.at)
-            if over <= start.at or book.forgot(at, start.at):
+            if over <= start.at or book.forgot_since(at, start.at):
                 continue
             if start.at - at + lost >= 0.9 * rules.permit_lease:
                 continue

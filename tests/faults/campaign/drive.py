@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import redis
 
 from tests.faults.campaign import effects, faults
 from tests.faults.campaign.history import Run, Seen
@@ -28,7 +29,7 @@ _ROOM = {"tasks": 8, "threads": 72, "files": 90}
 
 async def perform(plan: Plan, out: Path) -> Run:
     """Run a plan on processes of its own; `out` gets the workers' logs."""
-    stage = await asyncio.to_thread(Stage, plan.workers, plan.lasting, out, plan.bug)
+    stage = await asyncio.to_thread(Stage, plan, out)
     try:
         await stage.open()
         return await _Driver(plan, stage).run(out)
@@ -169,6 +170,8 @@ class _Driver:
             if not worker.alive:
                 worker.start()
             await worker.ready()
+        if self._stage.replaced:
+            await asyncio.sleep(faults.FOUND)
         await asyncio.sleep(0.3)  # reconnects, at most so long apart when a server serves again
 
     # Afterwards
@@ -210,14 +213,19 @@ class _Driver:
             if clean or time.monotonic() > end:
                 break
             await asyncio.sleep(0.1)
-        for key in stage.control.scan_iter(count=1000):
+        for server in stage.primaries():
+            with server.client() as control:
+                self._count_keys(control)
+
+    def _count_keys(self, control: redis.Redis) -> None:
+        for key in control.scan_iter(count=1000):
             name = key.decode(errors="replace")
-            if stage.control.pttl(key) == -1:
-                result.lasting_keys.append(name)
+            if control.pttl(key) == -1:
+                self._result.lasting_keys.append(name)
             if ":r:" in name:
-                result.receipts += 1
+                self._result.receipts += 1
             else:
-                result.other_keys += 1
+                self._result.other_keys += 1
 
     async def _leftovers(self, before: list[dict[str, int]]) -> list[str]:
         found: list[str] = []
@@ -230,17 +238,18 @@ class _Driver:
 
     def _at_work(self) -> tuple[list[str], int]:
         """Receipts that are not done and whose leases run; probe permits whose leases run."""
-        control = self._stage.control
-        seconds, micros = control.time()
-        now = seconds * 1_000_000 + micros
         found: list[str] = []
-        for key in control.scan_iter("*:r:*", count=1000):
-            value = control.get(key) or b""
-            if value[:3] == b"r1R" and int(value[51:67]) > now:
-                found.append(key.decode())
         permits = 0
-        for key in control.scan_iter("*:permits", count=1000):
-            permits += control.zcount(key, now, "+inf")
+        for server in self._stage.primaries():
+            with server.client() as control:
+                seconds, micros = control.time()
+                now = seconds * 1_000_000 + micros
+                for key in control.scan_iter("*:r:*", count=1000):
+                    value = control.get(key) or b""
+                    if value[:3] == b"r1R" and int(value[51:67]) > now:
+                        found.append(key.decode())
+                for key in control.scan_iter("*:permits", count=1000):
+                    permits += control.zcount(key, now, "+inf")
         return found, permits
 
 

@@ -14,9 +14,12 @@ import redis
 from retrysafe.stores.wire import script
 from tests.faults.campaign.plan import Fault
 from tests.faults.campaign.stage import Stage, Worker
+from tests.servers import Server
 
 # A connection that is gone is asked for again within so long, once it can be had (seconds).
 RECONNECT = 0.5
+FOUND = 2.0  # and a new primary is found (seconds after it was elected)
+LAG = 0.5  # what was written so long (seconds) before a primary's end may not be on its replica
 AFTERMATH = 1.0  # for this long (seconds) a moment's fault may make a call late
 
 
@@ -32,8 +35,11 @@ async def do(stage: Stage, fault: Fault) -> None:
 
 
 async def _kill(stage: Stage, worker: Worker, fault: Fault) -> None:
-    if not worker.alive:
-        return
+    async with worker.ending:
+        await _kill_one(stage, worker, fault)
+
+
+async def _kill_one(stage: Stage, worker: Worker, fault: Fault) -> None:
     stage.disturb("dead", fault.name, time.monotonic(), math.inf, worker.incarnation)
     worker.signal(signal.SIGKILL)
     await worker.ended(10)
@@ -41,8 +47,11 @@ async def _kill(stage: Stage, worker: Worker, fault: Fault) -> None:
 
 
 async def _terminate(stage: Stage, worker: Worker, fault: Fault) -> None:
-    if not worker.alive:
-        return
+    async with worker.ending:
+        await _terminate_one(stage, worker, fault)
+
+
+async def _terminate_one(stage: Stage, worker: Worker, fault: Fault) -> None:
     asked = time.monotonic()
     worker.signal(signal.SIGTERM)
     if not await worker.ended(6):
@@ -85,7 +94,7 @@ async def _block(stage: Stage, worker: Worker, fault: Fault) -> None:
 
 
 async def _cut(stage: Stage, worker: Worker, fault: Fault) -> None:
-    proxy = worker.proxy
+    proxy = stage.proxies[worker.number]
     match fault.name:
         case "cut":
             proxy.cut()
@@ -109,26 +118,27 @@ async def _hold(stage: Stage, worker: Worker, fault: Fault) -> None:
         fault.name, ("requests", "replies")
     )
     since = time.monotonic()
-    worker.proxy.hold(ways)  # type: ignore[arg-type]
+    stage.proxies[worker.number].hold(ways)  # type: ignore[arg-type]
     await asyncio.sleep(fault.seconds)
-    worker.proxy.resume(ways)  # type: ignore[arg-type]
+    stage.proxies[worker.number].resume(ways)  # type: ignore[arg-type]
     stage.disturb("store", fault.name, since, time.monotonic() + RECONNECT, worker.name)
 
 
 async def _delay(stage: Stage, worker: Worker, fault: Fault) -> None:
     since = time.monotonic()
-    worker.proxy.delay_replies(min(fault.seconds / 8, 0.3))
+    # A reconnect has several round trips: with longer ones it would be an outage.
+    stage.proxies[worker.number].delay_replies(min(fault.seconds / 40, 0.05))
     await asyncio.sleep(fault.seconds)
-    worker.proxy.delay_replies(0)
+    stage.proxies[worker.number].delay_replies(0)
     stage.disturb("slow", fault.name, since, time.monotonic() + AFTERMATH, worker.name)
 
 
 async def _down(stage: Stage, worker: Worker, fault: Fault) -> None:
     since = time.monotonic()
-    worker.proxy.refuse()
-    worker.proxy.cut()
+    stage.proxies[worker.number].refuse()
+    stage.proxies[worker.number].cut()
     await asyncio.sleep(fault.seconds)
-    worker.proxy.accept()
+    stage.proxies[worker.number].accept()
     stage.disturb("store", fault.name, since, time.monotonic() + RECONNECT, worker.name)
 
 
@@ -143,19 +153,20 @@ async def _restart(stage: Stage, fault: Fault) -> None:
     stage.reconnect()
     until = time.monotonic()
     stage.disturb("store", fault.name, since, until + RECONNECT)
-    if not stage.lasting:
+    if not stage.plan.lasting:
         stage.disturb("loss", fault.name, since, until)
 
 
 async def _moment(stage: Stage, fault: Fault) -> None:
-    match fault.name:
-        case "flush-scripts":
-            stage.control.script_flush()
-        case "kill-clients":
-            stage.order("CLIENT", "KILL", "TYPE", "normal")
-            stage.order("CLIENT", "KILL", "TYPE", "pubsub")
-        case "kill-subscribers":
-            stage.order("CLIENT", "KILL", "TYPE", "pubsub")
+    for server in stage.primaries():
+        match fault.name:
+            case "flush-scripts":
+                server.ask("SCRIPT", "FLUSH")
+            case "kill-clients":
+                server.ask("CLIENT", "KILL", "TYPE", "normal")
+                server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+            case "kill-subscribers":
+                server.ask("CLIENT", "KILL", "TYPE", "pubsub")
     now = time.monotonic()
     stage.disturb("slow", fault.name, now, now + AFTERMATH)
 
@@ -223,6 +234,60 @@ async def _read_only(stage: Stage, fault: Fault) -> None:
     stage.disturb("store", fault.name, since, time.monotonic() + RECONNECT)
 
 
+async def _replace(stage: Stage, fault: Fault) -> None:
+    """A primary is killed, or hangs until another one has its place. Once in a run."""
+    if stage.replaced:
+        return
+    stage.replaced = True
+    old = stage.primaries()[0]
+    before = {server.port for server in stage.primaries()}
+    since = time.monotonic()
+    if fault.name == "fail-over":
+        old.kill()
+    else:
+        old.pause()
+    while not await asyncio.to_thread(_elected, stage, old, before):
+        if time.monotonic() > since + 30:
+            raise RuntimeError("no other primary was elected")
+        await asyncio.sleep(0.05)
+    if fault.name == "hang-over":
+        old.resume()
+        # Until it hears of its successor it goes on as before.
+        while not await asyncio.to_thread(_is_replica, old):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    until = time.monotonic()
+    stage.disturb("store", fault.name, since, until + FOUND)
+    # A replica that confirmed to the old one while another was elected takes it back, too.
+    if fault.name == "hang-over" or not stage.plan.replicas:
+        stage.disturb("gap", fault.name, since - LAG, until)
+
+
+def _elected(stage: Stage, old: Server, before: set[int]) -> bool:
+    for server in stage.servers:
+        if server is old or not server.running or server.port in before:
+            continue
+        if _is_primary(server):
+            return True
+    return False
+
+
+def _is_replica(server: Server) -> bool:
+    try:
+        kind: bytes = server.ask("ROLE")[0]
+    except redis.RedisError:
+        return False
+    return kind == b"slave"
+
+
+def _is_primary(server: Server) -> bool:
+    """False also for one that is just changing its role: it closes its connections then."""
+    try:
+        kind: bytes = server.ask("ROLE")[0]
+    except redis.RedisError:
+        return False
+    return kind == b"master"
+
+
 _WORKER: dict[str, Callable[[Stage, Worker, Fault], Awaitable[None]]] = {
     "kill": _kill,
     "pause": _pause,
@@ -251,4 +316,6 @@ _SERVER: dict[str, Callable[[Stage, Fault], Awaitable[None]]] = {
     "stop": _stop,
     "max-clients": _max_clients,
     "read-only": _read_only,
+    "fail-over": _replace,
+    "hang-over": _replace,
 }

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tests.faults.campaign.effects import Effect
 
-Kind = Literal["process", "dead", "store", "slow", "loss"]
+Kind = Literal["process", "dead", "store", "slow", "loss", "gap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Disturbance:
 
     `process`: the worker (or its loop) didn't run. `dead`: it was gone from `since` on. `store`:
     it couldn't reach the store. `slow`: it could, late. `loss`: the server forgot receipts.
+    `gap`: it may have forgotten what was written to them in this time, and nothing older.
     `who`: the worker's incarnation, a worker's name for all its incarnations, "" for all workers.
     """
 

@@ -39,6 +39,10 @@ PROXY_FAULTS = (
     "down",
 )
 FAULTS = (*WORKER_FAULTS, *SERVER_FAULTS, *PROXY_FAULTS)
+# Of several servers. `fail-over`: a primary is killed and another one takes its place.
+# `hang-over`: it stops until it was replaced, and wakes up as one that doesn't know of it.
+NODE_FAULTS = ("fail-over", "hang-over", "flush-scripts", "kill-clients")
+KINDS = ("single", "sentinel", "cluster")
 
 # These last for a moment, whatever else they do.
 INSTANT = {
@@ -90,15 +94,18 @@ class Plan:
     faults: tuple[Fault, ...]
     rules: Rules = RULES
     bug: str = ""
+    kind: str = "single"
+    most_faults: int = 2  # that the seed was drawn with
+    replicas: int = 0  # that must hold a receipt (RETRYSAFE_REPLICAS)
 
     def without(self, number: int) -> Plan:
         faults = self.faults[:number] + self.faults[number + 1 :]
         return dataclasses.replace(self, faults=faults)
 
 
-def from_seed(seed: int, keys: int = 16, most_faults: int = 2) -> Plan:
+def from_seed(seed: int, keys: int = 16, most_faults: int = 2, kind: str = "single") -> Plan:
     """The plan of a seed: always the same one."""
-    draw = random.Random(f"campaign {seed}")
+    draw = random.Random(f"campaign {seed}" + ("" if kind == "single" else f" {kind}"))
     workers = draw.choice((2, 2, 3))
     calls: list[Asked] = []
     for number in range(keys):
@@ -111,8 +118,21 @@ def from_seed(seed: int, keys: int = 16, most_faults: int = 2) -> Plan:
         )
     )
     many = draw.randint(1, most_faults)
-    faults = tuple(_fault(draw, name, workers) for name in draw.choices(FAULTS, k=many))
-    return Plan(seed, workers, draw.random() < 0.5, tuple(calls), probes, faults)
+    names = FAULTS if kind == "single" else (*WORKER_FAULTS, *NODE_FAULTS, *NODE_FAULTS)
+    faults = tuple(_fault(draw, name, workers) for name in draw.choices(names, k=many))
+    lasting = draw.random() < 0.5
+    replicas = draw.choice((0, 1)) if kind == "sentinel" else 0
+    return Plan(
+        seed,
+        workers,
+        lasting,
+        tuple(calls),
+        probes,
+        faults,
+        kind=kind,
+        most_faults=most_faults,
+        replicas=replicas,
+    )
 
 
 def _calls_of(draw: random.Random, seed: int, number: int, workers: int) -> list[Asked]:
@@ -148,5 +168,5 @@ def _fault(draw: random.Random, name: str, workers: int) -> Fault:
         seconds = draw.uniform(0.1, 1.0)  # until it is started again
     if name in INSTANT:
         seconds = 0.0
-    worker = -1 if name in SERVER_FAULTS else draw.randrange(workers)
+    worker = -1 if name in (*SERVER_FAULTS, *NODE_FAULTS) else draw.randrange(workers)
     return Fault(name, draw.uniform(0.2, LOAD), seconds, worker)

@@ -16,8 +16,9 @@ from typing import Any
 import redis
 
 from tests.faults.campaign.history import Disturbance, Kind
+from tests.faults.campaign.plan import Plan
 from tests.faults.proxy import Proxy
-from tests.servers import Server, free_port
+from tests.servers import Cluster, Replicated, Server, free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 READY_WITHIN = 40.0
@@ -61,13 +62,14 @@ class HalfProxy(Proxy):
 class Worker:
     """One worker, over all its incarnations; each listens on the same port."""
 
-    def __init__(self, number: int, proxy: HalfProxy, out: Path, bug: str) -> None:
+    def __init__(self, number: int, store: str, out: Path, plan: Plan) -> None:
         self.number = number
-        self.proxy = proxy
+        self.ending = asyncio.Lock()  # one fault ends and restarts it at a time
         self.port = free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         self._out = out
-        self._bug = bug
+        self._store = store
+        self._plan = plan
         self._times = -1
         self.process: subprocess.Popen[bytes] | None = None
         self._errors = (out / f"w{number}.stderr").open("ab")
@@ -88,11 +90,12 @@ class Worker:
             "CAMPAIGN_LOG": str(self._out / "effects.jsonl"),
             "CAMPAIGN_WORKER": self.incarnation,
             "CAMPAIGN_PORT": str(self.port),
-            "CAMPAIGN_BUG": self._bug,
-            "RETRYSAFE_REDIS_URL": self.proxy.url,
+            "CAMPAIGN_BUG": self._plan.bug,
+            "RETRYSAFE_REDIS_URL": self._store,
             "RETRYSAFE_LEASE": "1s",
             "RETRYSAFE_WAIT": "5s",
             "RETRYSAFE_TTL": "10m",
+            "RETRYSAFE_REPLICAS": str(self._plan.replicas),
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.campaign.worker"],
@@ -148,18 +151,37 @@ class Worker:
 
 
 class Stage:
-    """Everything of one run, and what was done to it so far."""
+    """Everything of one run, and what was done to it so far.
 
-    def __init__(self, workers: int, lasting: bool, out: Path, bug: str = "") -> None:
-        config: dict[str, object] = {"enable_debug_command": "yes"}
-        if lasting:
-            config |= {"appendonly": "yes", "appendfsync": "everysec"}
-        self.lasting = lasting
-        self.server = Server(config)
-        self.control = self._connect()
-        self.proxies = [HalfProxy(self.server.port) for _ in range(workers)]
-        self.workers = [Worker(n, proxy, out, bug) for n, proxy in enumerate(self.proxies)]
+    A single server is reached through proxies; those of a Sentinel or a Cluster are found by the
+    workers themselves.
+    """
+
+    def __init__(self, plan: Plan, out: Path) -> None:
+        self.plan = plan
         self.disturbances: list[Disturbance] = []
+        self.several: Replicated | Cluster | None = None
+        self.proxies: list[HalfProxy] = []
+        self.replaced = False
+        if plan.kind == "sentinel":
+            self.several = Replicated(replicas=2, down_after=500)
+            self.servers = self.several.servers
+        elif plan.kind == "cluster":
+            self.several = Cluster(primaries=3, replicas=1)
+            self.servers = self.several.nodes
+        else:
+            config: dict[str, object] = {"enable_debug_command": "yes"}
+            if plan.lasting:
+                config |= {"appendonly": "yes", "appendfsync": "everysec"}
+            self.servers = [Server(config)]
+        self.server = self.servers[0]
+        self.control = self._connect()
+        if self.several is None:
+            self.proxies = [HalfProxy(self.server.port) for _ in range(plan.workers)]
+            stores = [proxy.url for proxy in self.proxies]
+        else:
+            stores = [self.several.url] * plan.workers
+        self.workers = [Worker(n, store, out, plan) for n, store in enumerate(stores)]
 
     def _connect(self) -> redis.Redis:
         return redis.Redis(port=self.server.port, socket_timeout=30)
@@ -167,6 +189,16 @@ class Stage:
     def reconnect(self) -> None:
         self.control.close()
         self.control = self._connect()
+
+    def primaries(self) -> list[Server]:
+        """The servers that take writes: one, or in a Cluster several."""
+        if self.several is None:
+            return self.servers
+        return [
+            server
+            for server in self.servers
+            if server.running and server.ask("ROLE")[0] == b"master"
+        ]
 
     def order(self, *words: str) -> None:
         """A command of an operator."""
@@ -186,4 +218,7 @@ class Stage:
         for proxy in self.proxies:
             proxy.close()
         self.control.close()
-        self.server.close()
+        if self.several is not None:
+            self.several.close()
+        else:
+            self.server.close()
