@@ -21,6 +21,8 @@ from retrysafe.budget import RetryBudget
 from retrysafe.classify import Classification, Outcome, classify
 from retrysafe.context import RequestContext, current_request, request_id
 from retrysafe.deadlines import deadline
+from retrysafe.job_budget import JobBudget
+from retrysafe.jobs import Submission, run_job
 from retrysafe.policy import IdempotencyPolicy, Recovered
 from retrysafe.receipt import Receipt
 from retrysafe.receipts import AsyncReceipts, Call, Receipts
@@ -45,6 +47,7 @@ __all__ = [
     "IdempotencyPolicy",
     "Immediate",
     "Incremental",
+    "JobBudget",
     "Outcome",
     "Permit",
     "Receipt",
@@ -58,6 +61,7 @@ __all__ = [
     "RetryPolicy",
     "Saga",
     "Settings",
+    "Submission",
     "attempts_of",
     "classify",
     "current_request",
@@ -65,4 +69,5 @@ __all__ = [
     "errors",
     "open_store",
     "request_id",
+    "run_job",
 ]

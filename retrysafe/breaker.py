@@ -173,6 +173,10 @@ class CircuitBreaker:
         else:
             await core.asettle(permit, Verdict.SUCCESS if error is None else self.judge(error))
 
+    async def asettle(self, permit: Permit, error: BaseException) -> bool:
+        """Give back a permit with what `error`, which ended its call, says about the endpoint."""
+        return await permit._core.asettle(permit, self.judge(error))
+
     def judge(self, error: BaseException) -> Verdict:
         """What an exception that ended a call says about the endpoint."""
         if not isinstance(error, Exception) or isinstance(error, _NOT_ITS_FAULT):
@@ -192,6 +196,8 @@ class CircuitBreaker:
                 # A definite no is an answer, unless it came from this side (a bug, a certificate
                 # that isn't trusted), or from a server that says it is down.
                 return _REJECTED[cast("bool | None", word.proves_health)]
+            if word.proves_health is True and word.outcome is not Outcome.SUCCESS:
+                return Verdict.ANSWERED  # the task failed, not the endpoint, retryable or not
             return _VERDICTS[word.outcome]
         except Exception as fault:
             emit(Event("breaker-classifier-failed", key=self.name, detail=type(fault).__name__))

@@ -158,6 +158,8 @@ def _own(error: Exception) -> Classification | None:
             return Classification(Outcome.UNKNOWN, None, name)
         if not error.retryable:
             return Classification(Outcome.REJECTED, wait, name)
+        if isinstance(error, errors.StepFailed):  # answered by an endpoint that is well (S1)
+            return Classification(Outcome.TRANSIENT, wait, name, proves_health=True)
         if isinstance(error, errors.InFlight):
             return Classification(Outcome.NOT_READY, wait, name)
         nothing_ran = isinstance(error, errors.BreakerOpen | errors.StoreUnavailable)

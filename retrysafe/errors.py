@@ -427,6 +427,36 @@ class AlreadyTaken(RetrySafeError):
         return "the result was already taken by another reader"
 
 
+class JobTaken(RetrySafeError):
+    """Another consumer goes on with this job's step, as attempt `attempt`: leave it alone."""
+
+    job_id: str
+    step: str
+    attempt: int
+
+    def __init__(self, job_id: str, step: str, attempt: int) -> None:
+        super().__init__(job_id=job_id, step=step, attempt=attempt)
+
+    def describe(self) -> str:
+        return (
+            f"step {self.step!r} of job {self.job_id!r} is at attempt {self.attempt}, in other "
+            "hands: acknowledge the message and leave the job to them"
+        )
+
+
+class JobGivenUp(RetrySafeError):
+    """The job's step failed for good before; it is not tried again."""
+
+    job_id: str
+    step: str
+
+    def __init__(self, job_id: str, step: str) -> None:
+        super().__init__(job_id=job_id, step=step)
+
+    def describe(self) -> str:
+        return f"step {self.step!r} of job {self.job_id!r} was given up; it is not tried again"
+
+
 class ResultTimeout(RetrySafeError, TimeoutError):
     """No result within `timeout` seconds; `store_errors` look-ups failed on the way."""
 

@@ -85,6 +85,7 @@ _LEVELS = {
     "store-unavailable": logging.WARNING,
     "inbox-lost": logging.WARNING,
     "budget-denied": logging.WARNING,
+    "job-given-up": logging.WARNING,
     "breaker-opened": logging.WARNING,
     "saga-undo-failed": logging.WARNING,
     "saga-turned-back": logging.WARNING,

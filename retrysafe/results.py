@@ -66,7 +66,7 @@ class _Names:
     """Where the results of a store lie."""
 
     def __init__(self, store: Store, key: str | None, channel: str | None) -> None:
-        self._store = store
+        self.store = store
         default = f"{store.namespace}:result:{_PLACE}"
         for name, template in (("key", key), ("channel", channel)):
             if template is not None and (not isinstance(template, str) or _PLACE not in template):
@@ -133,7 +133,7 @@ class ResultReader(_Names):
         cancelled wait takes a last look too: what did arrive is returned or raised instead.
         """
         ask = self._ask(job_id, step, server, timeout, mode)
-        backend = async_door(self._store)
+        backend = async_door(self.store)
         nudges = async_nudges_of(backend)
         waker = AsyncWaker()
 
@@ -179,7 +179,7 @@ class ResultReader(_Names):
     ) -> Result:
         """`wait`, for threads. An interrupt (KeyboardInterrupt) ends it at once."""
         ask = self._ask(job_id, step, server, timeout, mode)
-        backend = door(self._store)
+        backend = door(self.store)
         nudges = nudges_of(backend)
         waker = ThreadWaker()
         steps = result_waiting.waiting(ask)
@@ -213,16 +213,16 @@ class ResultReader(_Names):
         """Delete a result, read or unread, so that the ID may be used again; whether there was
         one. Raises StoreUnavailable."""
         key, _ = self._named(job_id)
-        return bool(await async_door(self._store).eval("result_forget", (key,), ()) == 1)
+        return bool(await async_door(self.store).eval("result_forget", (key,), ()) == 1)
 
     def forget_sync(self, job_id: str) -> bool:
         """`forget`, for threads."""
         key, _ = self._named(job_id)
-        return bool(door(self._store).eval("result_forget", (key,), ()) == 1)
+        return bool(door(self.store).eval("result_forget", (key,), ()) == 1)
 
     async def _settle(self, ask: Ask) -> None:
         try:
-            await async_door(self._store).eval("result_settle", (ask.key,), (ask.token,))
+            await async_door(self.store).eval("result_settle", (ask.key,), (ask.token,))
         except StoreUnavailable as error:
             _unsettled(error)
 
@@ -257,7 +257,7 @@ class ResultReader(_Names):
     def _opened(self, ask: Ask, payload: bytes) -> Result:
         content = envelopes.opened(payload, ask.step, ask.server, self._content)
         digest = hashlib.sha1(payload, usedforsecurity=False).hexdigest()
-        return Result(ask.job_id, ask.step, ask.server, content, self._store, ask.key, digest)
+        return Result(ask.job_id, ask.step, ask.server, content, self.store, ask.key, digest)
 
 
 class ResultWriter(_Names):
@@ -299,11 +299,11 @@ class ResultWriter(_Names):
 
     async def _write(self, job_id: str, payload: bytes) -> bool:
         keys, args = self._script(job_id, payload)
-        return bool(await async_door(self._store).eval("result_write", keys, args) == 1)
+        return bool(await async_door(self.store).eval("result_write", keys, args) == 1)
 
     def _write_sync(self, job_id: str, payload: bytes) -> bool:
         keys, args = self._script(job_id, payload)
-        return bool(door(self._store).eval("result_write", keys, args) == 1)
+        return bool(door(self.store).eval("result_write", keys, args) == 1)
 
     def _script(self, job_id: str, payload: bytes) -> tuple[tuple[str], tuple[Any, ...]]:
         key, channel = self._named(job_id)

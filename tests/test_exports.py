@@ -21,6 +21,7 @@ def test_the_exported_names_are_these() -> None:
         "IdempotencyPolicy",
         "Immediate",
         "Incremental",
+        "JobBudget",
         "Outcome",
         "Permit",
         "Receipt",
@@ -34,6 +35,7 @@ def test_the_exported_names_are_these() -> None:
         "RetryPolicy",
         "Saga",
         "Settings",
+        "Submission",
         "attempts_of",
         "classify",
         "current_request",
@@ -41,6 +43,7 @@ def test_the_exported_names_are_these() -> None:
         "errors",
         "open_store",
         "request_id",
+        "run_job",
     }
     assert set(middleware.__all__) == {
         "IdempotencyMiddleware",
@@ -84,6 +87,8 @@ def test_every_error_is_ours_picklable_and_says_what_it_knows() -> None:
         errors.StepFailed("s", "n1", "no memory", True),
         errors.ProtocolError("s", "n1", "not JSON", b"\xff"),
         errors.AlreadyTaken("j"),
+        errors.JobTaken("job-1", "render", 2),
+        errors.JobGivenUp("job-1", "render"),
         errors.ResultTimeout("j", 5.0, 2),
     ]
     classes = {
