@@ -23,6 +23,7 @@ from retrysafe.saga_data import pack
 from retrysafe.saga_plan import SagaStep, is_async
 from retrysafe.saga_requests import Act, Eval, Fenced, Flow, Halt, Owned, Rules, Sleep
 from retrysafe.saga_state import Document, SagaStatus, StepRecord, StepState, write
+from retrysafe.sanitize import sanitize
 from retrysafe.timing import timing
 
 __all__ = ["SagaRun", "shown"]
@@ -44,7 +45,7 @@ def _text(error: BaseException) -> str:
         text = str(error)
     except Exception as fault:  # the error's own code runs in here
         text = f"its text can't be read ({type(fault).__name__})"
-    return text[:_TEXT].encode("utf-8", "replace").decode()
+    return sanitize(text, _TEXT)
 
 
 class SagaRun:
