@@ -457,7 +457,7 @@ DEEP = [
 ]
 
 
-@pytest.mark.parametrize("annotation", RESULTS, ids=str)
+@pytest.mark.parametrize("annotation", RESULTS, ids=["any", "int", "struct", "union"])
 def test_a_stored_result_is_of_its_type_or_refused(annotation: Any) -> None:
     codec = codec_for(annotation)
 

@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 
-from retrysafe import ResultReader, ResultWriter, classify, deadline
+from retrysafe import ResultReader, ResultWriter, classify, deadline, envelopes
 from retrysafe.classify import Outcome
 from retrysafe.errors import (
     AlreadyTaken,
@@ -32,6 +34,20 @@ from tests.support import run, until, wait_until
 MODES = ["take", "acknowledge"]
 COLOURS = ["sync", "async"]
 KEY = "tests:result:job-1"
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+JSON = st.fixed_dictionaries(
+    {},
+    optional={
+        "status": st.sampled_from(["done", "error", "DONE", ""]) | VALUES,
+        "content": VALUES,
+        "message": VALUES,
+        "retryable": VALUES,
+    },
+).map(lambda value: json.dumps(value).encode())
 
 Wait = Callable[..., Result]
 
@@ -405,3 +421,23 @@ def test_names_that_cannot_be_used_are_refused_early(store: Store) -> None:
         ResultWriter(store).error_sync("a", b"x")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         ResultWriter(store).error_sync("a", "x", retryable="no")  # type: ignore[arg-type]
+
+
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=50).map(str.encode), JSON))
+def test_whatever_a_producer_writes_a_reader_ends_by_the_allow_list(payload: bytes) -> None:
+    try:
+        content = envelopes.opened(payload, "step", "server")
+    except (StepFailed, ProtocolError) as error:
+        assert error.step == "step"
+        return
+    envelope = json.loads(payload)
+    assert envelope["status"] == "done"
+    assert envelope.get("content") == content
+
+
+@given(st.integers(0, 60), st.integers(0, 255))
+def test_a_damaged_envelope_is_never_a_success_with_another_status(at: int, byte: int) -> None:
+    payload = bytearray(envelopes.error("no", retryable=True))
+    payload[at % len(payload)] = byte
+    with pytest.raises((StepFailed, ProtocolError)):
+        envelopes.opened(bytes(payload), "step", "server")

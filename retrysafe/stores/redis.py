@@ -19,7 +19,7 @@ from retrysafe.commands import Begin, Command, Finish, Reply
 from retrysafe.errors import StoreUnavailable
 from retrysafe.stores.base import OnMessage, OnNews, named
 from retrysafe.stores.listener import Listener
-from retrysafe.stores.multiplexer import Multiplexer, ServerError
+from retrysafe.stores.multiplexer import Multiplexer, ServerError, pack
 from retrysafe.stores.replicas import AsyncReplication, confirm_now, is_due
 from retrysafe.stores.wire import Wire, script
 
@@ -244,7 +244,22 @@ class RedisBackend:
 
     def _send(self, *args: Any) -> Any:
         """One command, sent again while the connection is at fault and the deadline allows."""
-        return self._insist(lambda: self._client.execute_command(*args))  # type: ignore[no-untyped-call]
+        packed = [pack(*args)]
+        return self._insist(lambda: self._once(packed))
+
+    def _once(self, packed: list[bytes]) -> Any:
+        """One command on one connection. One whose server can't serve is closed, it alone: what
+        other threads hold is theirs, and finds out by itself."""
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
+        try:
+            connection.send_packed_command(packed)
+            return connection.read_response()
+        except redis.ReadOnlyError:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
 
     def _insist(self, send: Callable[[], Any]) -> Any:
         end = time.monotonic() + COMMAND_DEADLINE
@@ -259,8 +274,6 @@ class RedisBackend:
             except _RESENT as error:
                 if time.monotonic() + delay >= end:
                     raise StoreUnavailable(reason=type(error).__name__) from error
-                if isinstance(error, redis.ReadOnlyError):
-                    self._client.connection_pool.disconnect()
                 time.sleep(delay)
                 delay *= 2
             except redis.RedisError as error:

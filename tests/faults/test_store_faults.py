@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,10 +16,11 @@ from retrysafe.receipts import MAX_WAITERS, AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
 from retrysafe.stores.redis import RedisStore
 from retrysafe.stores.wire import script
+from tests.conftest import OwnServer
 from tests.faults.proxy import Proxy
 from tests.receipting import CALL, ONE, held, policy
 from tests.servers import Server, port_of
-from tests.support import run, until
+from tests.support import run, until, wait_until
 
 
 def sha(name: str) -> bytes:
@@ -349,3 +351,53 @@ def test_a_large_record_goes_its_own_way_and_is_fetched_by_waiters(redis_url: st
         assert record.payload == big
 
     run(main())
+
+
+def _grows(count: Callable[[], int], by: int) -> None:
+    before = count()
+    wait_until(lambda: count() >= before + by)
+
+
+def _refusals(server: Server) -> int:
+    with server.client() as client:
+        return int(client.info("errorstats").get("errorstat_READONLY", {}).get("count", 0))
+
+
+def test_threads_on_a_server_that_turns_read_only_see_no_error_but_ours(
+    own_server: OwnServer,
+) -> None:
+    """One thread's READONLY closes no connection that another thread holds."""
+    server = own_server()
+    door = RedisStore(server.url, "tests").open()
+    stopping = threading.Event()
+    others: list[BaseException] = []
+    answered = [0]
+
+    def work(number: int) -> None:
+        n = 0
+        while not stopping.is_set():
+            n += 1
+            try:
+                door.eval("result_write", (f"tests:{number}:{n}",), (b"x", 60_000, b"c", b""))
+                answered[0] += 1
+            except errors.StoreUnavailable:
+                continue
+            except BaseException as error:
+                others.append(error)
+                return
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(6):
+            _grows(lambda: answered[0], 50)
+            server.ask("REPLICAOF", "127.0.0.1", 1)
+            _grows(lambda: _refusals(server), 20)
+            server.ask("REPLICAOF", "NO", "ONE")
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join(30)
+        door.close()
+    assert others == []
