@@ -251,7 +251,7 @@ class RedisBackend:
         """One command on one connection. One whose server can't serve is closed, it alone: what
         other threads hold is theirs, and finds out by itself."""
         pool = self._client.connection_pool
-        connection = pool.get_connection()
+        connection: Any = pool.get_connection()
         try:
             connection.send_packed_command(packed)
             return connection.read_response()
