@@ -1,4 +1,4 @@
-"""The command line: `retrysafe demo`."""
+"""The command line: `retrysafe demo`, `retrysafe sagas`."""
 
 from __future__ import annotations
 
@@ -23,4 +23,7 @@ def main() -> None:
 
         sys.exit(run())
 
+    from retrysafe.cli.sagas import sagas
+
+    cli.add_command(sagas)
     cli()
