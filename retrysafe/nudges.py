@@ -6,6 +6,7 @@ A nudge is a hint to look, never the news itself: it may be lost, doubled or lat
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from typing import Any
@@ -22,6 +23,14 @@ _CONFIRM = 5.0
 _sync: weakref.WeakKeyDictionary[Any, Nudges] = weakref.WeakKeyDictionary()
 _async: weakref.WeakKeyDictionary[Any, AsyncNudges] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that isn't here may hold the other
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def nudges_of(door: Backend) -> Nudges:
