@@ -29,6 +29,7 @@ from retrysafe.errors import (
 from retrysafe.results import Result
 from retrysafe.stores import Store
 from retrysafe.stores.redis import RedisStore
+from tests.conftest import OwnServer
 from tests.support import run, until, wait_until
 
 MODES = ["take", "acknowledge"]
@@ -344,9 +345,10 @@ def test_a_timeout_around_a_wait_gets_the_result_that_did_arrive(redis_url: str)
     assert run(bounded()).content == 3
 
 
-def test_many_waiters_share_one_subscription_and_leave_none(redis_url: str) -> None:
-    store = RedisStore(redis_url, "tests")
-    client = redis.Redis.from_url(redis_url)
+def test_many_waiters_share_one_subscription_and_leave_none(own_server: OwnServer) -> None:
+    server = own_server()
+    store = RedisStore(server.url, "tests")
+    client = server.client()
 
     async def many() -> None:
         reader = ResultReader(store)

@@ -10,6 +10,7 @@ import redis
 
 from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
+from tests.conftest import OwnServer
 from tests.support import run, until, wait_until
 
 CHANNELS = [b"news:%d" % n for n in range(3)]
@@ -76,16 +77,16 @@ def test_a_channel_that_is_forbidden_does_not_end_the_others(redis_url: str) -> 
         admin.execute_command("ACL", "DELUSER", "deaf")
 
 
-def test_a_loop_hears_each_channel_over_one_connection(redis_url: str) -> None:
-    client = redis.Redis.from_url(redis_url)
+def test_a_loop_hears_each_channel_over_one_connection(own_server: OwnServer) -> None:
+    server = own_server()
+    client = server.client()
 
     async def given() -> None:
-        door = RedisStore(redis_url).open_async()
+        door = RedisStore(server.url).open_async()
         heard = {channel: Heard() for channel in CHANNELS}
         for channel, each in heard.items():
             assert await door.subscribe(channel, each, 2.0)
-        before = len(client.client_list(_type="pubsub"))
-        assert before == 1
+        assert len(client.client_list(_type="pubsub")) == 1
         client.client_kill_filter(_type="pubsub")
         await until(lambda: all(each.losses == 1 for each in heard.values()))
         door.unsubscribe(CHANNELS[0])
