@@ -76,6 +76,7 @@ def main() -> None:
     results = Results()
     modules = {name: module for name, (module, _) in CONTENDERS.items()}
     modules["aws-lambda-powertools"] = "aws_lambda_powertools"
+    modules.update((name, name) for name in wrappers.CONTENDERS)
     for name, module in modules.items():
         if not installed(module):
             results.remarks.append(f"{name} is left out: it is not installed")

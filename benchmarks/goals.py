@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import memory, over_http, waiters
+from benchmarks import memory, over_http, waiters, wrappers
 from benchmarks.figures import GOALS, Results, ratio
 
 
@@ -47,7 +47,15 @@ def report(results: Results) -> None:
         if top and bottom:
             results.add(GOALS, name, "measured", ratio(top, bottom))
             results.note(GOALS, name, goal)
+    for kind, part in wrappers.PARTS.items():
+        ours_ns = results.values(part, wrappers.OURS, "ns")
+        cheapest = wrappers.cheapest_stack(results, kind)
+        if ours_ns and cheapest:
+            name = f"{kind} retry over breaker: ours ÷ the others' cheapest"
+            results.add(GOALS, name, "measured", ratio(ours_ns, cheapest))
+            results.note(GOALS, name, "≤ 1")
     for name, goal, figure in (
+        ("sync retry over breaker, ns", "≤ 2,000", (wrappers.SYNC, wrappers.OURS, "ns")),
         (
             "duplicates over HTTP: last answer, ms",
             "≤ 15 for 200",

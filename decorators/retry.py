@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import CoroutineType, FunctionType, GeneratorType
 from typing import Any, TypeVar, Unpack, cast, overload
 
 from retrysafe.decorators.wrapping import FunctionWrapper
-from retrysafe.retrying import PolicyFields, RetryPolicy
+from retrysafe.retrying import PolicyFields, RetryPolicy, aretried, retried
 
 __all__ = ["retry"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 
 
 @overload
@@ -65,29 +64,25 @@ def _decorated(function: F, policy: RetryPolicy) -> F:
     is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
         getattr(target, "__call__", None)  # noqa: B004
     )
-    work = _async_work(policy) if is_async else _sync_work(policy)
-    return cast(F, _Retried(function, work))
-
-
-def _async_work(policy: RetryPolicy) -> Callable[..., Any]:
-    acall = policy.acall
+    make = _async_form if is_async else _sync_form
+    if isinstance(function, FunctionType):
+        return cast(F, functools.wraps(function)(make(policy, function)))
 
     def work(function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        return acall(function, *args, **kwargs)
+        return make(policy, function)(*args, **kwargs)
 
-    return work
+    return cast(F, FunctionWrapper(function, work))
 
 
-def _sync_work(policy: RetryPolicy) -> Callable[..., Any]:
-    call = policy._call
+def _async_form(policy: RetryPolicy, function: Callable[..., Any]) -> Callable[..., Any]:
+    return aretried(policy, function)
 
-    def work(function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        result = call(function, *args, **kwargs)
-        if type(result) in _LAZY:
-            return _later(policy, result, function, args, kwargs)
-        return result
 
-    return work
+def _sync_form(policy: RetryPolicy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def later(result: Any, args: Any, kwargs: Any) -> Any:
+        return _later(policy, result, function, args, kwargs)
+
+    return retried(policy, function, later)
 
 
 def _later(policy: RetryPolicy, result: Any, function: Any, args: Any, kwargs: Any) -> Any:
@@ -105,14 +100,3 @@ def _later(policy: RetryPolicy, result: Any, function: Any, args: Any, kwargs: A
         return first.pop() if first else function(*args, **kwargs)
 
     return policy.acall(again)
-
-
-class _Retried(FunctionWrapper):
-    """wrapt's wrapper, with the call of a plain function (no binding to do) made short."""
-
-    def __init__(self, function: Callable[..., Any], work: Callable[..., Any]) -> None:
-        super().__init__(function, work)
-        self._self_work = work
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._self_work(self.__wrapped__, None, args, kwargs)

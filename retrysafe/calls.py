@@ -25,7 +25,7 @@ from retrysafe.events import Event, emit
 from retrysafe.keys import derive
 from retrysafe.outcomes import Outcome
 from retrysafe.retry_policy import RetryRules
-from retrysafe.timing import timing
+from retrysafe.timing import monotonic, timing
 
 __all__ = ["Attempt", "Call", "current_attempt"]
 
@@ -65,8 +65,9 @@ class Call:
         self._work = work
         self._context = current_request()
         # Its id alone: to hold it would keep its frames alive. It lives as long as it is handled.
-        self._handled = id(sys.exception())
-        self._started = self._began = timing().monotonic()
+        handled = sys.exception()
+        self._handled = 0 if handled is None else id(handled)
+        self._started = self._began = monotonic()
 
     @property
     def name(self) -> str:
@@ -77,14 +78,15 @@ class Call:
     def enter(self) -> None:
         """An attempt begins. Each is followed by `leave`, in the same task or thread."""
         if self.number:
-            self._began = timing().monotonic()
+            self._began = monotonic()
             self.target = None
             self._counts = None
+            self.number += 1
         else:
             outer = _current.get()
             if outer is not None and outer.live:
                 self.outer = outer
-        self.number += 1
+            self.number = 1
         self.live = True
         self._token = _current.set(self)
 
@@ -164,7 +166,7 @@ class Call:
         error = subject if isinstance(subject, BaseException) else None
         if error is not None and was_cancelled(error, self._handled):
             return None
-        now = timing().monotonic()
+        now = monotonic()
         if repeatable is None:
             repeatable = policy.idempotent
         delay, why, verdict = None, "", _UNRECOGNISED

@@ -6,9 +6,9 @@ those that people write by hand.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
-from types import CoroutineType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, ParamSpec, TypeVar
 
 from retrysafe.attempt import Attempt
@@ -29,6 +29,8 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 
 
 class RetryPolicy(RetryRules):
@@ -54,48 +56,15 @@ class RetryPolicy(RetryRules):
 
         Raises the last attempt's own exception (see `attempts_of`); TypeError where `fn` is async.
         """
-        result = self._call(fn, *args, **kwargs)
+        result = retried(self, fn)(*args, **kwargs)
         if isinstance(result, CoroutineType):
             result.close()
             raise TypeError("this function is async: `await policy.acall(function, …)` retries it")
         return result
 
-    def _call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = Call(self, fn)
-        while True:
-            call.enter()
-            try:
-                result = fn(*args, **kwargs)
-            except Exception as error:
-                delay = call.failed(error)
-                if delay is None:
-                    raise
-            else:
-                if self.budget is not None or call.number > 1:
-                    call.succeeded()
-                return result
-            finally:
-                call.leave()
-            call.sleep(delay)
-
     async def acall(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same for an async function; the waits leave the event loop free."""
-        call = Call(self, fn)
-        while True:
-            call.enter()
-            try:
-                result = await fn(*args, **kwargs)
-            except Exception as error:
-                delay = call.failed(error)
-                if delay is None:
-                    raise
-            else:
-                if self.budget is not None or call.number > 1:
-                    call.succeeded()
-                return result
-            finally:
-                call.leave()
-            await call.asleep(delay)
+        return await aretried(self, fn)(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Attempt]:
         """`for attempt in policy:` with `with attempt:` as its whole body."""
@@ -118,3 +87,68 @@ class RetryPolicy(RetryRules):
             if following is not None:
                 await call.asleep(attempt.delay)
             attempt = following
+
+
+# The loops. They are made once for a function that is decorated: what they need is at hand then.
+
+
+def retried(
+    policy: RetryPolicy,
+    fn: Callable[P, R],
+    later: Callable[[Any, tuple[Any, ...], dict[str, Any]], R] | None = None,
+) -> Callable[P, R]:
+    """A sync function that calls `fn`, and again while it fails in a way that may pass.
+
+    later: what is to be done with a result that is work not yet done, and the call's arguments.
+    """
+    counts = policy.budget is not None
+
+    def retried(*args: P.args, **kwargs: P.kwargs) -> R:
+        call = Call(policy, fn)
+        while True:
+            call.enter()
+            try:
+                result = fn(*args, **kwargs)
+            except Exception as error:
+                delay = call.failed(error)
+                if delay is None:
+                    raise
+            else:
+                if counts or call.number > 1:
+                    call.succeeded()
+                if type(result) in _LAZY and later is not None:
+                    break
+                return result
+            finally:
+                call.leave()
+            call.sleep(delay)
+        return later(result, args, kwargs)
+
+    return retried
+
+
+def aretried(
+    policy: RetryPolicy, fn: Callable[P, Awaitable[R]]
+) -> Callable[P, Coroutine[Any, Any, R]]:
+    """The same for an async function."""
+    counts = policy.budget is not None
+
+    async def retried(*args: P.args, **kwargs: P.kwargs) -> R:
+        call = Call(policy, fn)
+        while True:
+            call.enter()
+            try:
+                result = await fn(*args, **kwargs)
+            except Exception as error:
+                delay = call.failed(error)
+                if delay is None:
+                    raise
+            else:
+                if counts or call.number > 1:
+                    call.succeeded()
+                return result
+            finally:
+                call.leave()
+            await call.asleep(delay)
+
+    return retried

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Timing", "installed", "timing"]
+__all__ = ["Timing", "installed", "monotonic", "timing"]
 
 
 class Timing:
@@ -47,6 +47,12 @@ _stack: list[Timing] = [_REAL]
 def timing() -> Timing:
     """What is in force now."""
     return _stack[-1]
+
+
+def monotonic() -> float:
+    """`timing().monotonic()`, short: every retried call asks."""
+    now = _stack[-1]
+    return time.monotonic() if now is _REAL else now.monotonic()
 
 
 @contextmanager
