@@ -1,0 +1,1 @@
+"""Message consumers on real brokers: a redelivered message is answered from its receipt."""
