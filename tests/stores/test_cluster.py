@@ -251,7 +251,7 @@ def test_slots_that_move_under_load_cost_no_call_its_answer() -> None:
                     node.ask("CLUSTER", "SETSLOT", slot, "NODE", own.id_of(target))
             await further(2)
             for word in ("ask", "moved"):
-                assert _errors(source, word) > len(calls)  # both doors were sent on
+                assert _errors(source, word) >= len(calls)
             stopping.set()
             await asyncio.gather(*working)
 
