@@ -9,6 +9,7 @@ from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType
 from typing import Any, TypeVar, cast
 
 from retrysafe.breaker import BreakerPolicy, CircuitBreaker, named
+from retrysafe.breaker_local import LocalCore
 from retrysafe.breaker_permit import Permit
 from retrysafe.breaker_states import Verdict
 from retrysafe.decorators.wrapping import FunctionWrapper
@@ -72,46 +73,69 @@ class _Guard:
         self._breaker = breaker
         self._classify_result = classify_result
 
+    @property
+    def _quick(self) -> LocalCore | None:
+        """The core of a breaker whose permits, while it is free, say nothing but their era: then
+        one is made only where there is something to tell."""
+        core = self._breaker._core
+        if (
+            isinstance(core, LocalCore)
+            and core.policy.slow_call is None
+            and self._classify_result is None
+        ):
+            return core
+        return None
+
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A sync function, guarded."""
-        acquire, settle = self._breaker._core.acquire, self._settle
-        plainly = self._classify_result is None
+        quick, acquire = self._quick, self._breaker._core.acquire
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            permit = acquire()
+            permit = era = None
+            if quick is None or not (era := quick._state).free:
+                permit = acquire()
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:
-                permit._core.settle(permit, self._breaker.judge(error))
+                self._failed(permit or Permit(self._breaker._core, era), error)
                 raise
+            if permit is None and quick is not None:
+                if quick._state is era and era.calm and type(result) not in _LAZY:
+                    return result
+                permit = Permit(quick, era)
+            assert permit is not None
             if type(result) in _LAZY:
                 return self._lazy(result, permit)
-            if plainly:
-                permit._core.succeed(permit)
-            else:
-                settle(permit, result)
+            self._settle(permit, result)
             return result
 
         return guarded
 
     def around_async(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """An async function, guarded."""
-        core, settle = self._breaker._core, self._settle
+        core, quick = self._breaker._core, self._quick
 
         async def guarded(*args: Any, **kwargs: Any) -> Any:
             if not core.here:
                 permit = await core.aacquire()
                 return await self._finish(function(*args, **kwargs), permit)
-            permit = core.acquire()
+            held = era = None
+            if quick is None or not (era := quick._state).free:
+                held = core.acquire()
             try:
                 result = await function(*args, **kwargs)
             except BaseException as error:
-                core.settle(permit, self._breaker.judge(error))
+                self._failed(held or Permit(core, era), error)
                 raise
-            settle(permit, result)
+            if held is None and quick is not None and quick._state is era and era.calm:
+                return result
+            self._settle(held or Permit(core, era), result)
             return result
 
         return guarded
+
+    def _failed(self, permit: Permit, error: BaseException) -> None:
+        permit._core.settle(permit, self._breaker.judge(error))
 
     async def _finish(self, work: Coroutine[Any, Any, Any], permit: Permit) -> Any:
         try:
