@@ -39,7 +39,11 @@ class Attempt:
 
     @property
     def target(self) -> Any:
-        """Where this attempt goes; set it, and it is in `tried` of the next ones if it fails."""
+        """Where this attempt goes; set it, and it is in `tried` of the next ones if it fails.
+
+        Where it is set, an answer that can't be understood (PROTOCOL) is also retried, once for
+        each target: the illness may be that node's alone. Without it there is no such retry.
+        """
         return self._call.target
 
     @target.setter

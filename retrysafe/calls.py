@@ -20,7 +20,7 @@ from retrysafe.cancellations import was_cancelled
 from retrysafe.classify import Classification, as_classification, classify
 from retrysafe.context import current_request
 from retrysafe.deadlines import current_deadline
-from retrysafe.errors import BreakerOpen
+from retrysafe.errors import BreakerOpen, ProtocolError
 from retrysafe.events import Event, emit
 from retrysafe.keys import derive
 from retrysafe.outcomes import Outcome
@@ -54,6 +54,7 @@ class Call:
     outer: Call | None = None
     last: BaseException | None = None
     tried: tuple[Any, ...] = ()
+    _garbled: tuple[Any, ...] = ()
     target: Any = None
     _counts: dict[str, int] | None = None
     _key: str | None = None
@@ -195,10 +196,12 @@ class Call:
     ) -> tuple[float | None, str]:
         """(delay, "") or (None, why not; "" where the failure itself says it all)."""
         policy = self.policy
-        refusal = _is_refusal(subject)
+        refusal = _raised_by(subject, BreakerOpen)
         if refusal and not policy.retry_on_open:
             return None, ""
-        if not verdict.retryable(repeatable):
+        if not verdict.retryable(repeatable) and not self._may_go_elsewhere(
+            subject, verdict, repeatable
+        ):
             if verdict.recognised and verdict.retryable(True):
                 return None, (
                     "its outcome is unknown: it may have run, and is not repeated without "
@@ -220,6 +223,20 @@ class Call:
         if policy.budget is not None and not refusal and not policy.budget.spend():
             return None, "budget exhausted"
         return delay, ""
+
+    def _may_go_elsewhere(self, subject: Any, verdict: Classification, repeatable: bool) -> bool:
+        """An answer that can't be understood is an illness of its node (S1): where the call says
+        which one that was, another may be asked; once for each."""
+        if (
+            verdict.outcome is not Outcome.PROTOCOL
+            or self.target is None
+            or self.target in self._garbled
+            or (verdict.may_have_run and not repeatable)
+            or _raised_by(subject, ProtocolError)  # a result was read: that is final
+        ):
+            return False
+        self._garbled = (*self._garbled, self.target)
+        return True
 
     def _delay(self, asked: float | None) -> float:
         rng = timing().random
@@ -286,12 +303,12 @@ class Call:
         )
 
 
-def _is_refusal(subject: object) -> bool:
-    """An open breaker's refusal, also one that was raised again as an error of the caller's own."""
+def _raised_by(subject: object, kind: type[Exception]) -> bool:
+    """Whether this is such an error, also one that was raised again as one of the caller's own."""
     for _ in range(20):
         if not isinstance(subject, BaseException):
             return False
-        if isinstance(subject, BreakerOpen):
+        if isinstance(subject, kind):
             return True
         subject = subject.__cause__
     return False

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import gc
+import json
 import math
 import pickle
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from retrysafe import errors
 from retrysafe.attempt_history import HISTORY
 from retrysafe.backoff import Exponential, Fixed, FullJitter, Immediate
 from retrysafe.breaker import BreakerPolicy, CircuitBreaker
@@ -918,6 +920,45 @@ def test_C73_when_all_have_failed_the_one_that_failed_longest_ago_is_next(time: 
 
     with pytest.raises(ValueError, match="target"):
         policy().call(none)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "runs"), [(["a", "b", "c"], ["a", "b", "c", "a"]), (["a"], "aa")]
+)
+def test_C73_an_answer_that_cannot_be_understood_is_asked_of_another_node_once_each(
+    time: Instant, nodes: list[str], runs: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def work() -> None:
+        attempt = current_attempt()
+        assert attempt is not None
+        asked.append(attempt.choose(nodes))
+        raise json.JSONDecodeError("no JSON", "<html>", 0)
+
+    with pytest.raises(json.JSONDecodeError):
+        policy(attempts=10).call(work)
+    assert asked == list(runs)
+
+
+def test_C73_without_a_target_or_a_key_it_is_not_repeated(time: Instant) -> None:
+    def work(target: str | None, error: Exception) -> int:
+        attempt = current_attempt()
+        assert attempt is not None
+        attempt.target = target
+        raise error
+
+    garbled = json.JSONDecodeError("no JSON", "<html>", 0)
+    read = errors.ProtocolError("ocr", "node-1", "not JSON", b"<html>")  # a result: final
+    for rules, target, error in (
+        (policy(), None, garbled),
+        (policy(idempotent=False), "node-1", garbled),
+        (policy(), "node-1", read),
+        (policy(), "node-1", ValueError("a bug")),
+    ):
+        with pytest.raises(type(error)):
+            rules.call(work, target, error)
+    assert time.delays == []
 
 
 def test_a_target_that_cannot_be_shown_never_loses_the_error_of_the_call(time: Instant) -> None:
