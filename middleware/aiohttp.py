@@ -18,6 +18,7 @@ from aiohttp import (
     ServerDisconnectedError,
 )
 
+from retrysafe.answers import body_may_say
 from retrysafe.middleware.outbound import BreakerChoice, Exchange, Outbound, is_one_shot
 from retrysafe.retrying import RetryPolicy
 
@@ -57,7 +58,10 @@ def retry_middleware(
             await body.prepare()
             # No attempt takes longer than the `deadline()` around it has left.
             async with asyncio.timeout(exchange.timeout()):
-                return await handler(request)
+                response = await handler(request)
+                if body_may_say(response.status, response.headers):
+                    await response.read()  # ahead, for the producer's word in it; it is kept
+                return response
 
         url = request.url
         exchange = Exchange(

@@ -14,6 +14,7 @@ from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from retrysafe.answers import PEEKED, body_may_say
 from retrysafe.middleware.outbound import BreakerChoice, Exchange, Outbound, is_one_shot
 from retrysafe.retrying import RetryPolicy
 
@@ -59,7 +60,7 @@ class RetryTransport(_Base):
 
         def once() -> Any:
             _limit(request, exchange.timeout())
-            return transport.handle_request(request)
+            return _peek(transport.handle_request(request))
 
         return exchange.send(once, lambda old: old.close())
 
@@ -104,7 +105,7 @@ class AsyncRetryTransport(_AsyncBase):
 
         async def once() -> Any:
             _limit(request, exchange.timeout())
-            return await transport.handle_async_request(request)
+            return await _apeek(await transport.handle_async_request(request))
 
         return await exchange.asend(once, lambda old: old.aclose())
 
@@ -129,11 +130,16 @@ class AsyncRetryTransport(_AsyncBase):
 
 def _own(request: Any, name: str) -> Any:
     """A transport of the library that made the request."""
-    for cls in type(request).__mro__:
+    return getattr(_library_of(request), name)()
+
+
+def _library_of(made: Any) -> Any:
+    """The library that a request or an answer is of."""
+    for cls in type(made).__mro__:
         root = cls.__module__.partition(".")[0]
         if root in ("httpx", "httpx2"):
-            return getattr(sys.modules[root], name)()
-    raise TypeError(f"RetryTransport takes requests of httpx2 or httpx, not {type(request)!r}")
+            return sys.modules[root]
+    raise TypeError(f"RetryTransport takes requests of httpx2 or httpx, not {type(made)!r}")
 
 
 def _copy(request: Any) -> Any:
@@ -158,6 +164,38 @@ def _limit(request: Any, left: float | None) -> None:
             kind: left if given.get(kind) is None else min(given[kind], left)
             for kind in ("connect", "read", "write", "pool")
         }
+
+
+def _peek(response: Any) -> Any:
+    """Read a problem document ahead, for the producer's word in it; it can be read again."""
+    if _is_worth_reading(response):
+        source = response.stream
+        try:
+            _put_back(response, b"".join(source))
+        finally:
+            source.close()
+    return response
+
+
+async def _apeek(response: Any) -> Any:
+    if _is_worth_reading(response):
+        source = response.stream
+        try:
+            _put_back(response, b"".join([part async for part in source]))
+        finally:
+            await source.aclose()
+    return response
+
+
+def _is_worth_reading(response: Any) -> bool:
+    return body_may_say(response.status_code, response.headers) and not hasattr(
+        response, "_content"
+    )
+
+
+def _put_back(response: Any, body: bytes) -> None:
+    setattr(response, PEEKED, body)
+    response.stream = _library_of(response).ByteStream(body)
 
 
 def _exchange(outbound: Outbound, request: Any) -> Exchange:

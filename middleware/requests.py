@@ -13,6 +13,7 @@ from requests.adapters import HTTPAdapter
 from requests.exceptions import UnrewindableBodyError
 from requests.utils import rewind_body
 
+from retrysafe.answers import body_may_say
 from retrysafe.middleware.outbound import BreakerChoice, Exchange, Outbound, is_one_shot
 from retrysafe.retrying import RetryPolicy
 
@@ -66,7 +67,11 @@ class RetryAdapter(HTTPAdapter):
         send = super().send
 
         def once() -> Response:
-            return send(request, stream, _limited(timeout, exchange.timeout()), *args, **kwargs)
+            limited = _limited(timeout, exchange.timeout())
+            response = send(request, stream, limited, *args, **kwargs)
+            if not stream and body_may_say(response.status_code, response.headers):
+                _ = response.content  # read ahead, for the producer's word in it
+            return response
 
         return exchange.send(once, lambda old: old.close())
 

@@ -10,13 +10,14 @@ from retrysafe import retry_after
 from retrysafe.outcomes import Classification, Outcome
 from retrysafe.timing import timing
 
-__all__ = ["answer_of", "classify_status", "header", "is_status"]
+__all__ = ["PEEKED", "answer_of", "body_may_say", "classify_status", "header", "is_status"]
 
 # A producer's own word, the first one found: it wins over every status (S1, "not covered").
 _WORDS = ("Should-Retry", "X-Should-Retry", "Stripe-Should-Retry")
 _LARGEST_BODY = 64 * 1024
 # Attributes in which the clients keep a body that was read; never a property, which may read it.
-_BODIES = ("_content", "_body", "content", "body", "text")
+PEEKED = "retrysafe_body"  # where our own clients put one that they read ahead
+_BODIES = (PEEKED, "_content", "_body", "content", "body", "text")
 
 
 def answer_of(subject: object) -> tuple[int, Any] | None:
@@ -62,10 +63,10 @@ def classify_status(status: int, headers: Any, response: object = None) -> Class
         return Classification(Outcome.SUCCESS, reason=f"status {status}")
     wait = retry_after.parse(header(headers, "Retry-After"), timing().wall())
     found = _by_status(status, wait)
-    for name in _WORDS:
-        word = (header(headers, name) or "").strip().lower()
-        if word in ("true", "false"):
-            return found.told(word == "true", f"status {status}, {name}: {word}")
+    said = _word(headers)
+    if said is not None:
+        name, word = said
+        return found.told(word == "true", f"status {status}, {name}: {word}")
     problem = _problem(headers, response)
     if problem is not None:
         return found.told(problem, f"status {status}, retryable: {str(problem).lower()}")
@@ -92,10 +93,39 @@ def _by_status(status: int, wait: float | None) -> Classification:
     return Classification(Outcome.UNKNOWN, wait, reason)
 
 
+def _word(headers: Any) -> tuple[str, str] | None:
+    """The producer's word in a header: which one, and `true` or `false`."""
+    for name in _WORDS:
+        word = (header(headers, name) or "").strip().lower()
+        if word in ("true", "false"):
+            return name, word
+    return None
+
+
+def body_may_say(status: int, headers: Any) -> bool:
+    """Whether a body that was not read yet is worth reading for the producer's word: a problem
+    document of known, small size whose headers don't say."""
+    length = header(headers, "Content-Length") or ""
+    return (
+        status >= 400
+        and _is_problem(headers)
+        and length.isascii()
+        and length.isdigit()
+        and len(length) < 10
+        and 0 < int(length) <= _LARGEST_BODY
+        and header(headers, "Content-Encoding") is None
+        and _word(headers) is None
+    )
+
+
+def _is_problem(headers: Any) -> bool:
+    kind = (header(headers, "Content-Type") or "").split(";")[0].strip().lower()
+    return kind == "application/problem+json"
+
+
 def _problem(headers: Any, response: object) -> bool | None:
     """`retryable` in a problem document, where it is a boolean."""
-    kind = (header(headers, "Content-Type") or "").split(";")[0].strip().lower()
-    if kind != "application/problem+json":
+    if not _is_problem(headers):
         return None
     try:
         held = vars(response)

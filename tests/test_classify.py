@@ -22,6 +22,7 @@ import requests
 import urllib3
 
 from retrysafe import errors, retry_after
+from retrysafe.answers import body_may_say
 from retrysafe.classify import Classification, Outcome, classify
 
 NOW = 1_800_000_000.0
@@ -365,6 +366,29 @@ def test_C68_a_problem_document_has_a_word_where_it_is_a_boolean() -> None:
     assert classify(answer(429, kind, content=b"{no json")).outcome is THROTTLED
     plain = httpx.Response(422, json={"retryable": True})
     assert classify(plain).outcome is REJECTED
+
+
+@pytest.mark.parametrize(
+    ("status", "more", "worth"),
+    [
+        (422, {}, True),
+        (200, {}, False),
+        (422, {"Content-Type": "application/json"}, False),
+        (422, {"Content-Length": "65537"}, False),
+        (422, {"Content-Length": "0"}, False),
+        (422, {"Content-Length": "٣"}, False),
+        (422, {"Content-Length": "9" * 5000}, False),
+        (422, {"Content-Encoding": "gzip"}, False),
+        (422, {"Should-Retry": "true"}, False),
+        (422, {"Should-Retry": "maybe"}, True),
+    ],
+)
+def test_C68_a_small_problem_whose_headers_dont_say_is_worth_reading(
+    status: int, more: dict[str, str], worth: bool
+) -> None:
+    headers = {"Content-Type": "application/problem+json", "Content-Length": "20", **more}
+    assert body_may_say(status, headers) is worth
+    assert not body_may_say(status, None)
 
 
 def test_a_body_that_was_not_read_is_left_alone() -> None:

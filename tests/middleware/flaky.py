@@ -18,7 +18,8 @@ class FlakyServer:
 
     `ok` acts and echoes the body; `close` hangs up before reading; `act-reset`, `act-silent`,
     `half` (breaks off in the headers) and `half-body` act first; anything else is a status with
-    headers, as `503 Busy|Retry-After: 0`. With `dedupe` a key acts once.
+    headers, as `503 Busy|Retry-After: 0`, and a body where one begins with a brace. With `dedupe` a
+    key acts once.
     """
 
     def __init__(self, *plan: str, dedupe: bool = False) -> None:
@@ -107,7 +108,9 @@ class FlakyServer:
         self.requests.append((first.split()[0].decode(), headers, body))
         if word[0].isdigit():
             status, *more = word.split("|")
-            lines = [f"HTTP/1.1 {status}", *more, "Content-Length: 4", "", "busy"]
+            answer = next((part for part in more if part[0] == "{"), "busy")
+            more = [part for part in more if part[0] != "{"]
+            lines = [f"HTTP/1.1 {status}", *more, f"Content-Length: {len(answer)}", "", answer]
             peer.sendall("\r\n".join(lines).encode())
             return True
         key = headers.get("idempotency-key", "")

@@ -22,6 +22,8 @@ from tests.support import run
 
 POLICY = RetryPolicy(attempts=3, deadline=None, backoff=Fixed(0.001))
 NO_KEY = {"Idempotency-Key": ""}
+PROBLEM = "Content-Type: application/problem+json"
+NO, YES = '{"retryable": false}', '{"retryable": true}'
 
 
 def _session(**options: Any) -> aiohttp.ClientSession:
@@ -237,5 +239,16 @@ def test_a_middleware_around_it_may_repeat_the_request() -> None:
         once = retry_middleware(policy=POLICY.but(attempts=1))
         async with session.get(server.url, middlewares=(twice, once)) as answer:
             assert answer.status == 200
+
+    _with(server, main)
+
+
+def test_C68_R15_a_problem_that_was_not_read_yet_has_its_word() -> None:
+    server = FlakyServer(f"502 Bad|{PROBLEM}|{NO}", f"422 No|{PROBLEM}|{YES}")
+
+    async def main(session: aiohttp.ClientSession) -> None:
+        assert await _send(session, "GET", server.url) == (502, NO)
+        assert len(server.requests) == 1
+        assert (await _send(session, "POST", server.url, headers=NO_KEY))[0] == 200
 
     _with(server, main)

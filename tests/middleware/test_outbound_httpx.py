@@ -23,6 +23,8 @@ from tests.support import run
 
 POLICY = RetryPolicy(attempts=3, deadline=None, backoff=Fixed(0.001))
 NO_KEY = {"Idempotency-Key": ""}
+PROBLEM = "Content-Type: application/problem+json"
+NO, YES = '{"retryable": false}', '{"retryable": true}'
 LIBRARIES = [httpx2, httpx]
 
 
@@ -129,6 +131,40 @@ def test_C67_a_definite_no_is_returned_as_it_is(library: Any, no: str) -> None:
 def test_C68_the_producers_word_makes_a_failure_retryable(library: Any) -> None:
     with FlakyServer("500 Oh|Should-Retry: true") as server, _client(library) as client:
         assert client.post(server.url, headers=NO_KEY).status_code == 200
+
+
+def test_C68_R15_a_problem_that_was_not_read_yet_has_its_word(library: Any) -> None:
+    with FlakyServer(f"502 Bad|{PROBLEM}|{NO}") as server, _client(library) as client:
+        answer = client.get(server.url)
+        assert (answer.status_code, answer.json(), len(server.requests)) == (
+            502,
+            {"retryable": False},
+            1,
+        )
+        assert answer.elapsed.total_seconds() > 0
+    with FlakyServer(f"422 No|{PROBLEM}|{YES}") as server, _client(library) as client:
+        assert client.post(server.url, headers=NO_KEY).status_code == 200
+        assert server.connections == 1  # the one before was read to its end, and is used again
+
+
+def test_C68_a_problem_can_be_streamed_after_its_word_was_read(library: Any) -> None:
+    async def main() -> None:
+        transport = AsyncRetryTransport(library.AsyncHTTPTransport(), policy=POLICY)
+        with FlakyServer(f"502 Bad|{PROBLEM}|{NO}", f"422 No|{PROBLEM}|{YES}") as server:
+            async with (
+                library.AsyncClient(transport=transport, timeout=5) as client,
+                client.stream("GET", server.url) as answer,
+            ):
+                assert [part async for part in answer.aiter_raw()] == [NO.encode()]
+            assert len(server.requests) == 1
+
+    run(main())
+    with (
+        FlakyServer(f"502 Bad|{PROBLEM}|{NO}") as server,
+        _client(library) as client,
+        client.stream("GET", server.url) as answer,
+    ):
+        assert b"".join(answer.iter_raw()) == NO.encode()
 
 
 def test_the_last_answer_is_returned_when_attempts_are_used_up(library: Any) -> None:

@@ -21,6 +21,8 @@ from tests.servers import free_port
 
 POLICY = RetryPolicy(attempts=3, deadline=None, backoff=Fixed(0.001))
 NO_KEY = {"Idempotency-Key": ""}
+PROBLEM = "Content-Type: application/problem+json"
+NO, YES = '{"retryable": false}', '{"retryable": true}'
 # Not among the faults: an answer that breaks off in its headers, which http.client takes as whole.
 
 
@@ -151,3 +153,17 @@ def test_C51_an_attempt_waits_no_longer_than_the_deadline_around_it() -> None:
         pytest.raises(requests.ReadTimeout),
     ):
         session.get(server.url, timeout=None)
+
+
+def test_C68_R15_a_problem_that_was_not_read_yet_has_its_word() -> None:
+    with FlakyServer(f"502 Bad|{PROBLEM}|{NO}") as server, _Session() as session:
+        answer = session.get(server.url)
+        assert (answer.status_code, answer.json()) == (502, {"retryable": False})
+        assert len(server.requests) == 1
+    with FlakyServer(f"422 No|{PROBLEM}|{YES}") as server, _Session() as session:
+        assert session.post(server.url, headers=NO_KEY).status_code == 200
+
+
+def test_a_problem_that_is_to_be_streamed_is_left_to_the_caller() -> None:
+    with FlakyServer(f"422 No|{PROBLEM}|{NO}") as server, _Session() as session:
+        assert session.get(server.url, stream=True).raw.read() == NO.encode()
