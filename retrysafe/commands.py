@@ -7,8 +7,10 @@ for TTLs, as the server counts them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import ClassVar
+
+from retrysafe.values import Value
 
 
 def micros(seconds: float) -> int:
@@ -34,17 +36,17 @@ class Answer(IntEnum):
     CORRUPT = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Value, frozen=True):
     """`number`: a fence (begin), or lease µs left (running). `value`: the stored receipt."""
+
+    secret: ClassVar[frozenset[str]] = frozenset({"value"})
 
     answer: Answer
     number: int = 0
-    value: bytes = field(default=b"", repr=False)
+    value: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Value, frozen=True):
     """Take the receipt, or read what is there and note `inbox` on it, in one step.
 
     `take_over`: whether an abandoned receipt is taken; else it is answered ABANDONED.
@@ -61,8 +63,7 @@ class Begin:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Renew:
+class Renew(Value, frozen=True):
     """Lengthen the lease: OK, REFUSED, VANISHED."""
 
     key: bytes
@@ -71,42 +72,39 @@ class Renew:
     ttl_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Value, frozen=True):
     """Record `value` and tell the noted inboxes: OK, VANISHED (recorded too), REFUSED, DONE
     (REFUSED because another's record `value` stands)."""
 
+    secret: ClassVar[frozenset[str]] = frozenset({"value"})
+
     key: bytes
     token: bytes
-    value: bytes = field(repr=False)
+    value: bytes
     ttl_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Value, frozen=True):
     """Give the receipt up, as if never received: OK, REFUSED."""
 
     key: bytes
     token: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(Value, frozen=True):
     """Mark the work abandoned now: OK, REFUSED."""
 
     key: bytes
     token: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Value, frozen=True):
     """Delete whatever is there: OK, VANISHED (nothing was)."""
 
     key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Value, frozen=True):
     """Read without a change: VANISHED, DONE, RUNNING (number: lease µs left), CORRUPT."""
 
     key: bytes

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from retrysafe import commands as c
 from retrysafe.commands import Answer
@@ -33,6 +34,7 @@ from retrysafe.records import (
     encode_done,
     mismatched,
 )
+from retrysafe.values import Value, replace
 
 FIRST_POLL = 0.1
 LAST_POLL = 2.0
@@ -44,37 +46,32 @@ _LATE = 1 / 3
 NO_KEYS = "it is encrypted, and RETRYSAFE_ENCRYPTION_KEYS is not set in this process"
 
 
-@dataclass(frozen=True, slots=True)
-class Execute:
+class Execute(Value, frozen=True):
     """Run a command; answered by its Reply."""
 
     command: c.Command
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Value, frozen=True):
     """Sleep on a waker for at most `seconds`; answered by its signal, or None."""
 
     waker: Any
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(Value, frozen=True):
     """Sleep for `seconds`."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
+class Listen(Value, frozen=True):
     """Make sure that the inbox is subscribed; answered by whether it is."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(Value, frozen=True):
     """Let a flow go on by itself, in the background."""
 
     flow: Generator[Any, Any, Any]
@@ -92,13 +89,14 @@ class FlowDesk(Protocol):
     max_waiters: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Value, frozen=True):
     """What is asked: a call's digest, its owner token and what travels with it."""
 
+    secret: ClassVar[frozenset[str]] = frozenset({"key", "scope"})
+
     digest: bytes
-    key: str = field(repr=False)
-    scope: str = field(repr=False)
+    key: str
+    scope: str
     fingerprint: bytes
     request_id: str
     token: bytes
@@ -114,8 +112,7 @@ class Claim:
         return blake2b(self.scope.encode(), digest_size=8).hexdigest()
 
 
-@dataclass(slots=True)
-class Taken:
+class Taken(msgspec.Struct, eq=False):
     """A receipt that is ours. `lease_until` is on this process's monotonic clock."""
 
     claim: Claim

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from retrysafe import commands as c
 from retrysafe import flow, keys
@@ -28,6 +28,7 @@ from retrysafe.errors import RecordCorrupt, RecordSealed, Reentered
 from retrysafe.policy import ResolvedPolicy
 from retrysafe.records import AbandonedReceipt, CorruptRecord, Record, Running, decode
 from retrysafe.stores.base import Store
+from retrysafe.values import Value
 
 MAX_WAITERS = 10_000
 
@@ -47,15 +48,16 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Value, frozen=True):
     """What one call asks: its key, whose it is (`scope`), and the payload's fingerprint.
 
     `fingerprint` is 16 bytes of `retrysafe.keys`. Key and scope may be secrets: no `repr` has them.
     """
 
-    key: str = field(repr=False)
-    scope: str = field(default="", repr=False)
+    secret: ClassVar[frozenset[str]] = frozenset({"key", "scope"})
+
+    key: str
+    scope: str = ""
     fingerprint: bytes = keys.NO_FINGERPRINT
     request_id: str = ""
 

@@ -9,8 +9,10 @@ request ID and the payload.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
+
+from retrysafe.values import Value
 
 VERSION = b"r1"
 TOKEN_SIZE = FENCE_SIZE = FINGERPRINT_SIZE = INBOX_SIZE = 16
@@ -36,15 +38,16 @@ class CorruptRecord(ValueError):
     """Bytes under our key that are no receipt of this version."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Value, frozen=True):
     """A finished receipt. `payload` is None where the result was not kept."""
+
+    secret: ClassVar[frozenset[str]] = frozenset({"payload"})
 
     fingerprint: bytes
     token: bytes
     fence: int
     request_id: str
-    payload: bytes | None = field(repr=False)
+    payload: bytes | None
 
     @property
     def sealed(self) -> bool:
@@ -52,8 +55,7 @@ class Record:
         return self.payload is not None and self.payload.startswith(SEALED)
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Value, frozen=True):
     """A receipt whose work runs, or ran until its owner died. `lease_end` is server µs."""
 
     fingerprint: bytes
@@ -66,15 +68,16 @@ class Running:
     inboxes: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AbandonedReceipt:
+class AbandonedReceipt(Value, frozen=True):
     """What is known of a call whose owner died: handed to a recovery function.
 
     `key` is the text of the caller's key, `started` the server's clock in seconds.
     """
 
-    key: str = field(repr=False)
-    scope: str = field(repr=False)
+    secret: ClassVar[frozenset[str]] = frozenset({"key", "scope"})
+
+    key: str
+    scope: str
     fence: int
     request_id: str
 

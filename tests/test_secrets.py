@@ -12,7 +12,7 @@ import logging
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from retrysafe.stores import Store, open_store
 from retrysafe.stores.doors import door
 from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
+from retrysafe.values import replace
 from tests.asgi import Exchange, http_scope, post
 from tests.conftest import OwnServer
 from tests.receipting import policy

@@ -9,7 +9,6 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from retrysafe import commands as c
@@ -25,6 +24,7 @@ from retrysafe.records import (
 )
 from retrysafe.stores.base import OnMessage, OnNews
 from retrysafe.stores.keyspace import Keyspace
+from retrysafe.values import replace
 
 _EPOCH = time.time() - time.monotonic()
 

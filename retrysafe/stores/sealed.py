@@ -14,7 +14,6 @@ result. Each receipt has a key of its own, derived from the ring's by its digest
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -27,6 +26,7 @@ from retrysafe.events import Event, emit
 from retrysafe.records import SEALED, CorruptRecord, payload_at
 from retrysafe.settings import PREFIX, Settings
 from retrysafe.stores.base import AsyncBackend, Backend, OnMessage, OnNews, Store
+from retrysafe.values import replace
 
 _VARIABLE = f"{PREFIX}ENCRYPTION_KEYS"
 _NONCE_SIZE = 12
@@ -131,7 +131,7 @@ class Seal:
         """A command as it goes to the store."""
         if not isinstance(command, Finish):
             return command
-        return dataclasses.replace(command, value=self.close(command.key, command.value))
+        return replace(command, value=self.close(command.key, command.value))
 
     def inbound(self, command: Command, reply: Reply) -> Reply:
         """A reply as it comes from the store. Raises RecordSealed."""
@@ -143,9 +143,9 @@ class Seal:
             emit(Event("record-corrupt", error.key, detail=error.reason))
             if isinstance(command, Finish):
                 # The work is done: that another's record can't be read takes no answer away.
-                return dataclasses.replace(reply, value=b"")
+                return replace(reply, value=b"")
             raise
-        return reply if value is reply.value else dataclasses.replace(reply, value=value)
+        return reply if value is reply.value else replace(reply, value=value)
 
     def hearing(self, on_message: OnMessage) -> OnMessage:
         """An inbox whose records are opened; for one that can't be, its waiter looks again."""
