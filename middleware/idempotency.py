@@ -115,7 +115,7 @@ class IdempotencyMiddleware:
     async def caller(self, scope: Scope) -> str:
         """Whose request this is. Raises whatever the user's callable raises."""
         if self.scope_of is default_scope:
-            return default_scope(Request(scope))
+            return _default_scope(scope)
         found = self.scope_of(Request(scope))
         if inspect.isawaitable(found):
             found = await found
@@ -156,7 +156,11 @@ def default_scope(request: Request) -> str:
 
     Raises TypeError for an authenticated user whom nothing names.
     """
-    user = request.scope.get("user")
+    return _default_scope(request.scope)
+
+
+def _default_scope(scope: Scope) -> str:
+    user = scope.get("user")
     if getattr(user, "is_authenticated", False):
         for name in ("identity", "display_name", "username"):
             try:
@@ -166,10 +170,10 @@ def default_scope(request: Request) -> str:
             if identity:
                 return f"user:{identity}"
         return f"user:{_name(user, 'the authenticated user is')}"
-    credentials = request.headers.getlist("authorization")
+    credentials = [value for name, value in scope["headers"] if name == b"authorization"]
     if not credentials:
         return ""
-    digest = blake2b("\0".join(credentials).encode("latin-1", "replace"), digest_size=16)
+    digest = blake2b(b"\0".join(credentials), digest_size=16)
     return f"auth:{digest.hexdigest()}"
 
 

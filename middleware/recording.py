@@ -49,14 +49,15 @@ class Recording:
         self.send_error: Exception | None = None
         self._gone = False
 
-    def prepare(self, scope: Scope) -> Scope:
-        """The scope for the app: without extensions whose bytes can't be recorded, and with the
+    @staticmethod
+    def prepare(scope: Scope) -> None:
+        """Make the scope the app's: without extensions whose bytes can't be recorded, and with the
         spec version in which an app goes on when its client leaves. Below 2.4 Starlette's streams
         stop at a disconnect; the work would be released after its side effect."""
         extensions = dict(scope.get("extensions") or {})
         extensions.pop("http.response.zerocopysend", None)
-        asgi = {**scope.get("asgi", {}), "spec_version": "2.4"}
-        return {**scope, "asgi": asgi, "extensions": extensions}
+        scope["extensions"] = extensions
+        scope["asgi"] = {**scope.get("asgi", {}), "spec_version": "2.4"}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """ASGI's send, as the app sees it."""
@@ -67,7 +68,9 @@ class Recording:
             await self.flush()
             await self._forward(message)
         elif kind == "http.response.body":
-            await self._body(message)
+            self._keep(message.get("body", b""))
+            ended = not message.get("more_body", False)
+            await self._pass(message, last=ended and not self._start.get("trailers"))
         elif kind == "http.response.pathsend":
             await self._file(message)
         elif kind == "http.response.trailers":
@@ -88,12 +91,6 @@ class Recording:
         self._status = message["status"]
         self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
         self._start = {**message, "headers": self._headers}
-
-    async def _body(self, message: MutableMapping[str, Any]) -> None:
-        self._keep(message.get("body", b""))
-        assert self._start is not None
-        ended = not message.get("more_body", False)
-        await self._pass(message, last=ended and not self._start.get("trailers"))
 
     async def _file(self, message: MutableMapping[str, Any]) -> None:
         path, cap = Path(message["path"]), self._responder.policy.max_response_body
@@ -125,7 +122,8 @@ class Recording:
                 for each in won:
                     await self._forward(each)
                 return
-        await self.flush()
+        if not self._start_sent:
+            await self.flush()
         await self._forward(message)
 
     async def _conclude(self) -> list[dict[str, Any]] | None:

@@ -95,16 +95,22 @@ class RequestIdMiddleware:
 
 def new_context(scope: Scope, header: bytes, *, trusted: bool) -> RequestContext:
     """The context of a request: its inbound ID where it is valid and trusted, else a new one."""
-    inbound = _only(scope, header, _VALID) if trusted else None
+    ids: list[bytes] = []
+    parents: list[bytes] = []
+    for name, value in scope.get("headers") or ():
+        name = name.lower()
+        if name == header:
+            ids.append(value)
+        elif name == b"traceparent":
+            parents.append(value)
     return RequestContext(
-        request_id=inbound or new_request_id(),
-        traceparent=_only(scope, b"traceparent", _TRACEPARENT),
+        request_id=(_only(ids, _VALID) if trusted else None) or new_request_id(),
+        traceparent=_only(parents, _TRACEPARENT),
     )
 
 
-def _only(scope: Scope, name: bytes, valid: re.Pattern[bytes]) -> str | None:
+def _only(values: list[bytes], valid: re.Pattern[bytes]) -> str | None:
     """The value of a header that came once and is valid."""
-    values = [value for key, value in scope.get("headers") or () if key.lower() == name]
     if len(values) != 1 or not valid.fullmatch(values[0]):
         return None
     return bytes(values[0]).decode("ascii")

@@ -127,7 +127,10 @@ class Responder:
     # The request
 
     def _header(self, name: bytes) -> bytes:
-        return next((value for each, value in self.scope["headers"] if each == name), b"")
+        for each, value in self.scope["headers"]:
+            if each == name:
+                return bytes(value)
+        return b""
 
     def _path(self) -> bytes:
         """The full path, as the client sent it."""
@@ -246,11 +249,11 @@ class Responder:
 
     async def _run(self, held: AsyncHeld) -> None:
         recording = Recording(self, held)
-        scope = recording.prepare(self.scope)
+        recording.prepare(self.scope)
         try:
             with held.working():
                 if not await self._recovered(held, recording):
-                    await self.middleware.app(scope, self._app_receive(), recording.send)
+                    await self.middleware.app(self.scope, self._app_receive(), recording.send)
         except Exception:
             if not held.ending:
                 await held.release()

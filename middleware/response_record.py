@@ -66,7 +66,7 @@ def encode(
         if lower == b"connection":
             nominated += value.lower().split(b",")
         elif lower not in _NOT_STORED and lower != own:
-            kept.append((bytes(name), bytes(value)))
+            kept.append((name, value))
     if nominated:  # RFC 9110, 7.6.1: a header named there belongs to the connection as well
         names = {name.strip() for name in nominated}
         kept = [pair for pair in kept if pair[0].lower() not in names]

@@ -117,7 +117,7 @@ def routes_of(app: Any) -> list[Any]:
             break
         routes = getattr(app, "routes", None)
         if routes and isinstance(routes, list | tuple):
-            return list(routes)
+            return routes if isinstance(routes, list) else list(routes)
         app = getattr(app, "app", None)
     return []
 

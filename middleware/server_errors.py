@@ -9,6 +9,7 @@ page) and from error middleware in between. So that one layer's answers are wrap
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -43,13 +44,13 @@ def with_header(send: Send, name: bytes, value: str, *, replace: bool = True) ->
     response. Without `replace` one that is there already stays."""
     line = (name, value.encode("ascii"))
 
-    async def sending(message: Message) -> None:
+    def sending(message: Message) -> Awaitable[None]:
         if message["type"] in _OPENINGS:
             headers = list(message.get("headers") or ())
             others = [pair for pair in headers if pair[0].lower() != name]
             if replace or len(others) == len(headers):
                 message = {**message, "headers": [*others, line]}
-        await send(message)
+        return send(message)
 
     return sending
 

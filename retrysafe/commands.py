@@ -37,7 +37,8 @@ class Answer(IntEnum):
 
 
 class Reply(Value, frozen=True):
-    """`number`: a fence (begin), or lease µs left (running). `value`: the stored receipt."""
+    """`number`: a fence (begin), lease µs left (running), or TTL ms left (done, to a begin).
+    `value`: the stored receipt."""
 
     secret: ClassVar[frozenset[str]] = frozenset({"value"})
 
@@ -50,7 +51,8 @@ class Begin(Value, frozen=True):
     """Take the receipt, or read what is there and note `inbox` on it, in one step.
 
     `take_over`: whether an abandoned receipt is taken; else it is answered ABANDONED.
-    OK carries the fence and our running record (which names an abandoned predecessor).
+    OK carries the fence, and our running record where it names an abandoned predecessor; DONE the
+    milliseconds that the record has left.
     """
 
     key: bytes

@@ -11,8 +11,8 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -79,22 +79,21 @@ class RequestContext:
     held: frozenset[bytes] = field(default=frozenset(), repr=False)
     traceparent: str | None = None
     receipts: Any = field(default=None, repr=False)
-    _counts: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _lock: threading.Lock = field(
-        default_factory=threading.Lock, init=False, repr=False, compare=False
-    )
+    _counts: dict[str, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     def next_call(self, name: str) -> int:
         """The number (1, 2, …) of this call among the calls of that name. Any thread may ask.
 
         A re-run of the same work counts the same way: that makes derived keys stable.
         """
-        with self._lock:
-            count = self._counts.get(name, 0) + 1
-            self._counts[name] = count
+        with _counting:
+            counts = self._counts = self._counts or {}
+            count = counts[name] = counts.get(name, 0) + 1
             return count
 
 
+# One for all: it is held for a look-up.
+_counting = threading.Lock()
 _current: ContextVar[RequestContext | None] = ContextVar("retrysafe_request", default=None)
 
 
@@ -129,14 +128,20 @@ def leave(token: Token[RequestContext | None]) -> None:
     _current.reset(token)
 
 
-@contextmanager
-def entered(context: RequestContext) -> Iterator[RequestContext]:
+class entered:
     """`context` is the current one within the block, whatever ends it."""
-    token = _current.set(context)
-    try:
-        yield context
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> RequestContext:
+        self._token = _current.set(self._context)
+        return self._context
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 def carry(function: Callable[P, R]) -> Callable[P, R]:
@@ -206,8 +211,9 @@ _clock7 = _Clock7()
 
 def _after_fork() -> None:
     # The parent may have held the lock, and two children must not count on from one value.
-    global _clock7
+    global _clock7, _counting
     _clock7 = _Clock7()
+    _counting = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -21,6 +21,7 @@ MAX_SAFE_INTEGER = 2**53
 # The longest number a double can be written as without loss is 17 digits, point, sign, exponent.
 _MAX_NUMBER_LENGTH = 40
 _SCHEMES = frozenset("bjca")
+_PRINTS = blake2b(digest_size=FINGERPRINT_SIZE - 1, person=b"retrysafe-print")
 
 
 def fingerprint(scheme: str, *parts: bytes) -> bytes:
@@ -47,9 +48,9 @@ class RequestFingerprint:
     def __init__(
         self, method: str, path: bytes, query: bytes, content_encoding: bytes = b""
     ) -> None:
-        self._hasher = _hasher("body")
-        for part in (method.encode("latin-1", "replace"), path, query, _coding(content_encoding)):
-            _feed(self._hasher, part)
+        parts = (method.encode("latin-1", "replace"), path, query, _coding(content_encoding))
+        self._hasher = _PRINTS.copy()
+        self._hasher.update(b"".join([b"%d:%b" % (len(part), part) for part in parts]))
 
     def update(self, chunk: bytes | bytearray | memoryview) -> None:
         """Add the next piece of the body."""
@@ -83,7 +84,7 @@ def json_fingerprint(
 def _hasher(scheme: str) -> blake2b:
     if scheme[:1] not in _SCHEMES:
         raise ValueError(f"{scheme!r} is no scheme; take body, json, callable or arguments")
-    return blake2b(digest_size=FINGERPRINT_SIZE - 1, person=b"retrysafe-print")
+    return _PRINTS.copy()
 
 
 def _feed(hasher: blake2b, part: bytes) -> None:

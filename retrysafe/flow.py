@@ -190,8 +190,8 @@ def _lead(
         granted: float | None = asked
         try:
             reply = yield Execute(begin)
-            if reply.answer is Answer.OK:
-                granted = yield from _in_time(ask, asked)
+            if reply.answer is Answer.OK and time.monotonic() - asked > policy.lease * _LATE:
+                granted = yield from _in_time(ask)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -205,19 +205,9 @@ def _lead(
             case Answer.OK:
                 if granted is None:
                     continue
-                running = _decode(ask, reply.value)
-                if not isinstance(running, Running):
-                    raise _corrupt(ask, "a finished receipt where ours should be")
-                previous = running.previous
+                abandoned = _predecessor(ask, reply.value) if reply.value else None
                 desk.flights.confirm(place)
-                return Taken(
-                    claim=ask,
-                    place=place,
-                    fence=reply.number,
-                    abandoned=replace(previous, key=ask.key, scope=ask.scope) if previous else None,
-                    since=asked,
-                    lease_until=granted + policy.lease,
-                )
+                return Taken(ask, place, reply.number, abandoned, asked, granted + policy.lease)
             case Answer.DONE:
                 record = _decode(ask, reply.value)
                 if not isinstance(record, Record):
@@ -258,22 +248,23 @@ def _lead(
                 return record
 
 
-def _in_time(ask: Claim, asked: float) -> Generator[Effect, Any, float | None]:
-    """When the lease was asked for that we hold now. None: it isn't ours any more.
+def _in_time(ask: Claim) -> Generator[Effect, Any, float | None]:
+    """Renew a lease that was granted late: when the one was asked for that we hold now. None: it
+    isn't ours any more.
 
     The grant may come after the lease's end (a slow network, a process that was stopped): by then
     another may be at work. Raises StoreUnavailable where each renewal's answer does, too.
     """
     lease = ask.policy.lease
     for _ in range(3):
-        if time.monotonic() - asked <= lease * _LATE:
-            return asked
         asked = time.monotonic()
         reply = yield Execute(
             c.Renew(ask.digest, ask.token, c.micros(lease), c.millis(ask.policy.ttl_for(None)))
         )
         if reply.answer is not Answer.OK:
             return None
+        if time.monotonic() - asked <= lease * _LATE:
+            return asked
     if time.monotonic() - asked < lease:
         return asked
     raise StoreUnavailable(reason="its answers take too long for the lease")
@@ -421,6 +412,14 @@ def _give_up(
         yield from _insist(command or c.Release(ask.digest, ask.token), ask.policy.lease)
     except StoreUnavailable:
         return  # the lease has ended: the receipt counts as abandoned
+
+
+def _predecessor(ask: Claim, value: bytes) -> AbandonedReceipt | None:
+    running = _decode(ask, value)
+    if not isinstance(running, Running):
+        raise _corrupt(ask, "a finished receipt where ours should be")
+    previous = running.previous
+    return replace(previous, key=ask.key, scope=ask.scope) if previous else None
 
 
 def _decode(ask: Claim, value: bytes) -> Record | Running:

@@ -8,6 +8,7 @@ callers can meet. Fingerprints (`retrysafe.fingerprints`) and the encoding of ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -37,6 +38,8 @@ __all__ = [
 MAX_KEY_LENGTH = 255
 DIGEST_SIZE = 16
 _DERIVED_SIZE = 20
+_STRANGE = re.compile("[^!-~]")
+_KEYS = blake2b(digest_size=DIGEST_SIZE, person=b"retrysafe-key")
 
 
 def parse_key(values: Sequence[bytes | str]) -> str:
@@ -91,22 +94,22 @@ def check_key(text: str) -> str:
             f"it has {len(text)} characters; a key has at most {MAX_KEY_LENGTH}: "
             "send an ID or a digest"
         )
-    for at, char in enumerate(text):
-        if not "!" <= char <= "~":
-            raise KeyInvalid(
-                f"character {at + 1} is U+{ord(char):04X}; "
-                "a key is made of visible ASCII characters, without spaces"
-            )
+    strange = _STRANGE.search(text)
+    if strange is not None:
+        raise KeyInvalid(
+            f"character {strange.start() + 1} is U+{ord(strange[0]):04X}; "
+            "a key is made of visible ASCII characters, without spaces"
+        )
     return text
 
 
 def digest(namespace: str, scope: str, key: str) -> bytes:
     """The 16 bytes that name a receipt. Parts are length-prefixed: no two triples meet."""
-    hasher = blake2b(digest_size=DIGEST_SIZE, person=b"retrysafe-key")
-    for part in (namespace, scope, key):
-        data = part.encode("utf-8", "surrogatepass")
-        hasher.update(b"%d:" % len(data))
-        hasher.update(data)
+    hasher = _KEYS.copy()
+    space, caller, name = (
+        part.encode("utf-8", "surrogatepass") for part in (namespace, scope, key)
+    )
+    hasher.update(b"%d:%b%d:%b%d:%b" % (len(space), space, len(caller), caller, len(name), name))
     return hasher.digest()
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -35,7 +33,7 @@ MAX_WAITERS = 10_000
 Ending = Generator[flow.Effect, Any, Record | None]
 
 # Digests being worked on in this process: a call that meets its own would wait for itself.
-_at_work: Counter[bytes] = Counter()
+_at_work: dict[bytes, int] = {}
 _at_work_lock = threading.Lock()
 
 
@@ -72,7 +70,7 @@ class _Held:
         self.control = control
         self._ending = False
         with _at_work_lock:
-            _at_work[taken.claim.digest] += 1
+            _at_work[taken.claim.digest] = _at_work.get(taken.claim.digest, 0) + 1
         desk.hold(taken)
 
     @property
@@ -109,23 +107,21 @@ class _Held:
     def on_lost(self, function: Callable[[], object] | None) -> None:
         self._taken.on_lost = function
 
-    @contextmanager
-    def working(self) -> Iterator[RequestContext]:
-        """The context in which the keyed work runs."""
+    def working(self) -> entered:
+        """The context in which the keyed work runs: `with held.working(): …`."""
         ask = self._taken.claim
         outer = current_request()
-        context = RequestContext(
-            request_id=ask.request_id or (outer.request_id if outer else new_request_id()),
-            key=ask.name,
-            scope=ask.scope,
-            receipt=self.control,
-            held=(outer.held if outer else frozenset()) | {ask.digest},
+        return entered(
+            RequestContext(
+                request_id=ask.request_id or (outer.request_id if outer else new_request_id()),
+                key=ask.name,
+                scope=ask.scope,
+                receipt=self.control,
+                held=(outer.held if outer else frozenset()) | {ask.digest},
+                traceparent=outer.traceparent if outer else None,
+                receipts=self._owner,
+            )
         )
-        context.receipts = self._owner
-        if outer is not None:
-            context.traceparent = outer.traceparent
-        with entered(context):
-            yield context
 
     def _first(self) -> bool:
         if self._ending:
@@ -136,9 +132,9 @@ class _Held:
     def _done(self) -> None:
         digest = self._taken.claim.digest
         with _at_work_lock:
-            _at_work[digest] -= 1
-            if _at_work[digest] <= 0:
-                del _at_work[digest]
+            left = _at_work.pop(digest, 1) - 1
+            if left > 0:
+                _at_work[digest] = left
         if self._taken.ended:
             self._desk.drop(self._taken)
 

@@ -119,9 +119,9 @@ class MemoryStore:
                 return Reply(Answer.MISMATCH)
             value = self._values[command.key][0]
             if isinstance(held, Record):
-                return Reply(Answer.DONE, 0, value)
+                return Reply(Answer.DONE, self._values[command.key][1] - now // 1000, value)
             if held.token == command.token and not held.interrupted:
-                return Reply(Answer.OK, held.fence, value)
+                return Reply(Answer.OK, held.fence, value if held.previous else b"")
             if not held.interrupted and held.lease_end > now:
                 if command.inbox and command.inbox not in held.inboxes:
                     self._replace(
@@ -147,7 +147,7 @@ class MemoryStore:
             )
         )
         self._set(command.key, record, command.ttl_ms, now // 1000)
-        return Reply(Answer.OK, fence, record)
+        return Reply(Answer.OK, fence, record if previous else b"")
 
     def _renew(self, command: c.Renew, held: Record | Running | None, now: int) -> Reply:
         if held is None:

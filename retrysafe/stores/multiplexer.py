@@ -93,11 +93,16 @@ class Multiplexer(asyncio.Protocol):
         self.retired = False  # `retire` was called
         self._pause = 0.0
 
-    async def send(self, *args: bytes | str | int) -> Any:
+    def send(self, *args: bytes | str | int) -> Awaitable[Any]:
         """One command's reply. Raises StoreUnavailable past the deadline, ServerError."""
+        if len(self._out) + len(self._sent) < _LIMIT:
+            return self.enqueue(pack(*args))
+        return self._send_later(pack(*args))
+
+    async def _send_later(self, packed: bytes) -> Any:
         while len(self._out) + len(self._sent) >= _LIMIT:
             await self._wait_for_room()
-        return await self.enqueue(pack(*args))
+        return await self.enqueue(packed)
 
     def enqueue(self, packed: bytes, subscribes: bytes | None = None) -> asyncio.Future[Any]:
         """Queue packed bytes of one command; its reply comes in the future."""

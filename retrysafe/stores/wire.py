@@ -30,6 +30,9 @@ def script(name: str) -> tuple[bytes, bytes]:
     return text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
 
 
+_ANSWERS = {answer.value: answer for answer in Answer}
+
+
 class Wire:
     """The names of one namespace."""
 
@@ -85,7 +88,7 @@ class Wire:
         try:
             answer, number, value = raw
             if type(answer) is int and type(number) is int and type(value) is bytes:
-                return Reply(Answer(answer), number, value)
-        except (TypeError, ValueError):
+                return Reply(_ANSWERS[answer], number, value)
+        except (TypeError, ValueError, KeyError):
             pass
         raise StoreUnavailable(reason="the server's reply is none of a script of ours")

@@ -73,6 +73,7 @@ class Machine(RuleBasedStateMachine):
             assert reply.answer is Answer.MISMATCH
         elif self.state in ("done", "not-kept"):
             assert reply.answer is Answer.DONE
+            assert 0 < reply.number <= TTL_MS
             record = decode(reply.value)
             assert isinstance(record, Record)
             assert (record.token, record.payload) == (self.owner, self.payload)
@@ -96,10 +97,12 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         assert reply.answer is Answer.OK
         assert reply.number > self.fence
-        running = decode(reply.value)
+        running = decode(self.door.execute(c.Look(self.key)).value)
         assert isinstance(running, Running)
         assert (running.previous.fence if running.previous else 0) == previous
         assert running.inboxes == tuple(inboxes)
+        assert bool(reply.value) == bool(previous)
+        assert not reply.value or decode(reply.value) == running
         self.state, self.owner, self.print = "running", owner, fingerprint
         self.fence, self.inboxes = reply.number, list(inboxes)
 
