@@ -17,6 +17,7 @@ from typing import Any
 from retrysafe import commands as c
 from retrysafe.commands import Answer, Reply
 from retrysafe.events import Event, emit
+from retrysafe.finished import FinishedRecords
 from retrysafe.flights import Flights
 from retrysafe.flow import Execute, Listen, Sleep, Spawn, Taken, Wait
 from retrysafe.stores.base import Store
@@ -27,7 +28,8 @@ logger = logging.getLogger("retrysafe")
 
 # The renewal thread looks up this often, so that an idle one ends soon (seconds).
 _LINGER = 1.0
-# How long (seconds) a refused subscription is not asked for again.
+# How long (seconds) a subscription may take, and a refused one is not asked for again.
+_HEAR = 1.0
 _DEAF = 5.0
 
 
@@ -120,6 +122,7 @@ class _Desk:
         self.listening = False
         self.max_waiters = max_waiters
         self.flights = Flights(new_waker)
+        self.finished = FinishedRecords()
         self._held: dict[int, Taken] = {}
         self._deaf_until = 0.0
 
@@ -150,6 +153,9 @@ class AsyncDesk(_Desk):
         self.door = async_door(store)
         self._loop = asyncio.get_running_loop()
         self._listen_lock = asyncio.Lock()
+        if self.door.forgotten is not None:
+            self.finished = FinishedRecords(self._hear_forgotten)
+        self._ask_again = 0.0  # when to subscribe to what is forgotten, on the loop's clock
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -215,6 +221,20 @@ class AsyncDesk(_Desk):
         asked = time.monotonic()
         answers = await self.door.execute_many([command for _, command in due])
         note_renewals(self, due, answers, asked)
+
+    def _hear_forgotten(self) -> None:
+        now = self._loop.time()
+        if now >= self._ask_again:
+            self._ask_again = now + _DEAF
+            task = self._loop.create_task(self._subscribe(), name="retrysafe-forgotten")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _subscribe(self) -> None:
+        channel = self.door.forgotten
+        assert channel is not None
+        forget = self.finished.forget
+        self.finished.heard = await self.door.subscribe(channel, forget, _HEAR)
 
     async def _listen(self, seconds: float) -> bool:
         async with self._listen_lock:

@@ -23,6 +23,7 @@ from retrysafe.errors import (
     StoreUnavailable,
 )
 from retrysafe.events import Event, emit, heard
+from retrysafe.finished import FinishedRecords
 from retrysafe.flights import Flights, Place
 from retrysafe.policy import ResolvedPolicy
 from retrysafe.records import (
@@ -84,6 +85,7 @@ class FlowDesk(Protocol):
     """What a flow needs of the process it runs in."""
 
     flights: Flights
+    finished: FinishedRecords
     inbox: bytes
     listening: bool
     max_waiters: int
@@ -134,6 +136,13 @@ def claim(desk: FlowDesk, ask: Claim) -> Generator[Effect, Any, Taken | Record]:
     """
     flights = desk.flights
     began = time.monotonic()
+    known = desk.finished.get(ask.digest, began)
+    if known is not None:
+        if mismatched(known.fingerprint, ask.fingerprint):
+            _tell(ask, "mismatch", began)
+            raise FingerprintMismatch(ask.name)
+        _tell(ask, "replayed", began)
+        return known
     end = began + ask.policy.wait
     place = flights.enter(ask.digest, ask.fingerprint)
     taken = False
@@ -187,6 +196,7 @@ def _lead(
     poll = FIRST_POLL
     while True:
         asked = time.monotonic()
+        changes = desk.finished.changes
         granted: float | None = asked
         try:
             reply = yield Execute(begin)
@@ -212,6 +222,7 @@ def _lead(
                 record = _decode(ask, reply.value)
                 if not isinstance(record, Record):
                     raise _corrupt(ask, "a receipt at work where a finished one should be")
+                desk.finished.keep(ask.digest, record, asked, reply.number / 1e3, changes)
                 return record
             case Answer.MISMATCH:
                 _tell(ask, "mismatch", asked)

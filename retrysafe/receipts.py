@@ -261,9 +261,14 @@ class AsyncReceipts(_Receipts):
         return AsyncHeld(desk, result, ReceiptControl(), self)
 
     async def forget(self, call: Call) -> bool:
-        """Delete the receipt, whatever its state. Returns whether there was one."""
+        """Delete the receipt, whatever its state. Returns whether there was one.
+
+        Processes that keep its record at hand are told: see `retrysafe.finished`.
+        """
         desk = async_desk_for(self.store, self.max_waiters)
-        reply = await desk.door.execute(c.Forget(self._digest(call)))
+        digest = self._digest(call)
+        reply = await desk.door.execute(c.Forget(digest))
+        desk.finished.forget(digest)
         return reply.answer is Answer.OK
 
     async def look(self, call: Call) -> Record | Running | None:

@@ -17,7 +17,7 @@ from retrysafe.values import Value
 VERSION = b"r1"
 TOKEN_SIZE = FENCE_SIZE = FINGERPRINT_SIZE = INBOX_SIZE = 16
 HEAD_SIZE = 3 + TOKEN_SIZE + FENCE_SIZE + FINGERPRINT_SIZE
-# Server microseconds below this (the year 2255) are exact in the scripts' numbers, which are
+# Server microseconds up to here (the year 2255) are exact in the scripts' numbers, which are
 # doubles, and have 16 digits with the next one too.
 LATEST = 9_000_000_000_000_000
 _NO_FENCE = b"0" * FENCE_SIZE
@@ -130,7 +130,7 @@ def decode(value: bytes) -> Record | Running:
     if not fence_text.isdigit():
         raise CorruptRecord("the fence is no number")
     fence = int(fence_text)
-    if fence >= LATEST:
+    if fence > LATEST:
         raise CorruptRecord("the fence is no time")
     if state in (b"D", b"N"):
         request_id, at = _short_at(value, HEAD_SIZE)

@@ -53,6 +53,11 @@ class Backend(Protocol):
 class AsyncBackend(Protocol):
     """One event loop's door to a store. Every method may raise errors.StoreUnavailable."""
 
+    @property
+    def forgotten(self) -> bytes | None:
+        """The channel that tells the digests of forgotten receipts; None where the store is as
+        near as a record kept by its reader."""
+
     async def execute(self, command: Command) -> Reply: ...
 
     async def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]: ...

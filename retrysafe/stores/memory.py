@@ -14,6 +14,7 @@ from typing import Any
 from retrysafe import commands as c
 from retrysafe.commands import Answer, Reply
 from retrysafe.records import (
+    LATEST,
     AbandonedReceipt,
     CorruptRecord,
     Record,
@@ -131,6 +132,8 @@ class MemoryStore:
                 return Reply(Answer.RUNNING, held.lease_end - now)
             if not command.take_over:
                 return Reply(Answer.ABANDONED, 0, value)
+            if held.fence >= LATEST:
+                return Reply(Answer.CORRUPT)
             fence = max(held.fence + 1, now)
             previous = AbandonedReceipt("", "", held.fence, held.request_id)
             inboxes = held.inboxes
@@ -279,6 +282,8 @@ class MemoryBackend:
 
 class AsyncMemoryBackend:
     """The async door to a MemoryStore."""
+
+    forgotten = None
 
     def __init__(self, store: MemoryStore) -> None:
         self._door = store.open()

@@ -102,6 +102,10 @@ class AsyncRedisBackend:
         self._bulk: Multiplexer | None = None
         self._replication: AsyncReplication | None = None
 
+    @property
+    def forgotten(self) -> bytes | None:
+        return self._wire.forgotten
+
     def _lane(self) -> Any:
         return Multiplexer(self._connect, COMMAND_DEADLINE)
 

@@ -205,6 +205,10 @@ class AsyncSealedBackend:
         self._door = door
         self._seal = seal
 
+    @property
+    def forgotten(self) -> bytes | None:
+        return self._door.forgotten
+
     async def execute(self, command: Command) -> Reply:
         return self._seal.inbound(command, await self._door.execute(self._seal.outbound(command)))
 

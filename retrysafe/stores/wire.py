@@ -39,6 +39,7 @@ class Wire:
     def __init__(self, namespace: str) -> None:
         self.receipts = f"{namespace}:r:".encode()
         self.inboxes = f"{namespace}:i:".encode()
+        self.forgotten = self.inboxes + b"forgotten"  # no inbox: those have 16 bytes
 
     def pack(self, command: c.Command) -> tuple[str, bytes, tuple[bytes | int | str, ...]]:
         """The script's name, its key, its arguments."""
@@ -78,7 +79,7 @@ class Wire:
             case c.Interrupt():
                 return "interrupt", key, (command.token, self.inboxes, command.key)
             case c.Forget():
-                return "forget", key, (self.inboxes, command.key)
+                return "forget", key, (self.inboxes, command.key, self.forgotten)
             case c.Look():
                 return "look", key, ()
 

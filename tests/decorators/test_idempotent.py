@@ -611,6 +611,8 @@ class NoStore:
 
 
 class _NoAsyncDoor:
+    forgotten = None
+
     async def execute(self, command: Any) -> Any:
         raise errors.StoreUnavailable(reason="down")
 

@@ -42,6 +42,7 @@ if value then
   previous = string.sub(value, 20, 35)
   previous_id = string.sub(value, 84, running.own_end)
   inboxes = string.sub(value, running.noted_at)
+  if held >= 9000000000000000 then return {7, 0, ''} end -- the next could not be read
   if held >= fence then fence = held + 1 end
 end
 local record = 'r1R' .. ARGV[1] .. string.format('%016.0f', fence) .. ARGV[2]

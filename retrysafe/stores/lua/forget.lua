@@ -1,6 +1,8 @@
 -- Delete a receipt, whatever its state, and wake those who wait for it.
--- KEYS[1] the receipt · ARGV 1 channel prefix, 2 the receipt's name in messages
+-- KEYS[1] the receipt
+-- ARGV    1 channel prefix, 2 the receipt's name in messages, 3 channel of those that keep records
 -- reply   {answer, 0, ""}: 1 deleted · 2 nothing there
+redis.pcall('PUBLISH', ARGV[3], ARGV[2])
 local kind = redis.call('TYPE', KEYS[1])['ok']
 if kind == 'none' then return {2, 0, ''} end
 local value = kind == 'string' and redis.call('GET', KEYS[1]) or ''

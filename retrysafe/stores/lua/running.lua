@@ -5,7 +5,7 @@ local function read_running(value)
   local fence, lease_end = string.sub(value, 20, 35), string.sub(value, 52, 67)
   -- Digits alone: tonumber() reads " 0x1f", "inf" and "nan" as well.
   if not string.find(fence .. lease_end .. string.sub(value, 68, 83), '^%d+$') then return nil end
-  if tonumber(fence) >= 9000000000000000 then return nil end -- the next owner's would be too late to read
+  if tonumber(fence) > 9000000000000000 then return nil end -- not exact: the next would be no other
   local own_end = 84 + string.byte(value, 84)
   local previous_size = string.byte(value, own_end + 1)
   if not previous_size then return nil end
