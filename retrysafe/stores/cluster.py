@@ -24,12 +24,13 @@ from retrysafe.stores.base import OnNews
 from retrysafe.stores.hosts import Address, Hosts, read_hosts
 from retrysafe.stores.listener import Listener
 from retrysafe.stores.multiplexer import Multiplexer, Retired, ServerError, pack
+from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.redis import (
     COMMAND_DEADLINE,
     CONNECTION_OPTIONS,
     AsyncRedisBackend,
     RedisBackend,
-    blocking_pool,
+    thread_pool,
 )
 from retrysafe.stores.replicas import AsyncReplication, confirm_now
 from retrysafe.stores.topology import (
@@ -297,22 +298,22 @@ class ClusterBackend(RedisBackend):
     def __init__(self, hosts: Hosts, namespace: str, replicas: int) -> None:
         self._hosts = hosts
         self._topology = Topology(hosts.addresses)
-        self._clients: dict[Address, redis.Redis] = {}
+        self._pools: dict[Address, ThreadPool] = {}
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._refreshed = -_FRESH
         self._trouble = "no node of the cluster answers"
         super().__init__(self._at(hosts.addresses[0]), namespace, replicas)
 
-    def _at(self, address: Address) -> redis.Redis:
+    def _at(self, address: Address) -> ThreadPool:
         with self._lock:
-            found = self._clients.get(address)
+            found = self._pools.get(address)
             if found is None:
                 options = dict(self._hosts.options)
                 if self._hosts.tls:
                     options["connection_class"] = redis.SSLConnection
-                pool = blocking_pool(host=address[0], port=address[1], **options)
-                found = self._clients[address] = redis.Redis(connection_pool=pool)
+                found = thread_pool(host=address[0], port=address[1], **options)
+                self._pools[address] = found
             return found
 
     def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
@@ -324,9 +325,8 @@ class ClusterBackend(RedisBackend):
 
     def close(self) -> None:
         super().close()
-        for client in list(self._clients.values()):
-            client.close()
-            client.connection_pool.disconnect()
+        for pool in list(self._pools.values()):
+            pool.disconnect()
 
     def _ears(self) -> Any:
         """A connection to whichever node answers."""
@@ -334,7 +334,7 @@ class ClusterBackend(RedisBackend):
         masters = [*self._topology.masters]
         random.shuffle(masters)
         for address in masters:
-            pool = self._at(address).connection_pool
+            pool = self._at(address)
             connection = pool.connection_class(**pool.connection_kwargs)
             try:
                 connection.connect()
@@ -344,30 +344,23 @@ class ClusterBackend(RedisBackend):
         raise redis.ConnectionError(self._trouble)
 
     def _send(self, *args: Any) -> Any:
-        key = key_of(args)
+        key, packed = key_of(args), pack(*args)
         if key is None:
             self._refresh(time.monotonic() + COMMAND_DEADLINE)
-            return self._insist(
-                lambda: self._at(self._topology.nodes()[0]).execute_command(*args)  # type: ignore[no-untyped-call]
-            )
+            return self._insist(lambda: self._at(self._topology.nodes()[0]).exchange(packed)[0])
 
-        def send(client: redis.Redis, asking: bool) -> Any:
-            if not asking:
-                return client.execute_command(*args)  # type: ignore[no-untyped-call]
-            with client.pipeline(transaction=False) as both:
-                both.execute_command("ASKING")  # type: ignore[no-untyped-call]
-                both.execute_command(*args)  # type: ignore[no-untyped-call]
-                return both.execute()[1]
+        def send(pool: ThreadPool, asking: bool) -> Any:
+            return pool.exchange(*((pack("ASKING"),) if asking else ()), packed)[-1]
 
         return self._routed(key, send)
 
     def _confirm(self, key: bytes, token: bytes) -> None:
         self._routed(
             key,
-            lambda client, asking: confirm_now(client, key, token, self._replicas, asking=asking),
+            lambda pool, asking: confirm_now(pool, key, token, self._replicas, asking=asking),
         )
 
-    def _routed(self, key: bytes, send: Callable[[redis.Redis, bool], Any]) -> Any:
+    def _routed(self, key: bytes, send: Callable[[ThreadPool, bool], Any]) -> Any:
         """Drive `route` on a thread."""
         end = time.monotonic() + COMMAND_DEADLINE
         way = route(self._topology, key)
@@ -421,7 +414,7 @@ class ClusterBackend(RedisBackend):
 
     def _learn(self, address: Address) -> bool:
         """Ask one node for the map, on a connection that waits less than the others."""
-        pool = self._at(address).connection_pool
+        pool = self._at(address)
         options = {**pool.connection_kwargs, "socket_timeout": _ONE_NODE}
         options["socket_connect_timeout"] = _ONE_NODE
         connection = pool.connection_class(**options)

@@ -1,5 +1,5 @@
-"""Receipts in Redis or Valkey: the async door over one multiplexed connection, the sync one over
-redis-py's pool."""
+"""Receipts in Redis or Valkey: the async door over one multiplexed connection, the sync one over a
+pool of them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from retrysafe.errors import StoreUnavailable
 from retrysafe.stores.base import OnMessage, OnNews, named
 from retrysafe.stores.listener import Listener
 from retrysafe.stores.multiplexer import Multiplexer, ServerError, pack
+from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.replicas import AsyncReplication, confirm_now, is_due
 from retrysafe.stores.wire import Wire, script
 
@@ -52,8 +53,8 @@ class RedisStore:
                 raise ValueError(f"the option {option!r} is not the URL's to set")
 
     def open(self) -> RedisBackend:
-        pool = redis.BlockingConnectionPool.from_url(self.url, **_pool_options())
-        return RedisBackend(redis.Redis(connection_pool=pool), self.namespace, self.replicas)
+        pool = ThreadPool.from_url(self.url, **_pool_options())
+        return RedisBackend(pool, self.namespace, self.replicas)
 
     def open_async(self) -> AsyncRedisBackend:
         # redis-py's own retries are off, here and above: what was out is resent by us.
@@ -83,9 +84,9 @@ def _pool_options() -> dict[str, Any]:
     }
 
 
-def blocking_pool(**options: Any) -> redis.BlockingConnectionPool:
+def thread_pool(**options: Any) -> ThreadPool:
     """A pool of connections as the sync door uses them."""
-    return redis.BlockingConnectionPool(**_pool_options(), **options)  # type: ignore[no-untyped-call]
+    return ThreadPool(**_pool_options(), **options)  # type: ignore[no-untyped-call]
 
 
 class AsyncRedisBackend:
@@ -183,10 +184,10 @@ class AsyncRedisBackend:
 
 
 class RedisBackend:
-    """The door of one process, for threads: redis-py's pool, our own resends."""
+    """The door of one process, for threads: redis-py's connections, our own resends."""
 
-    def __init__(self, client: redis.Redis, namespace: str, replicas: int = 0) -> None:
-        self._client = client
+    def __init__(self, pool: ThreadPool, namespace: str, replicas: int = 0) -> None:
+        self._pool = pool
         self._replicas = replicas
         self._wire = Wire(namespace)
         self._listening = threading.Lock()
@@ -200,7 +201,7 @@ class RedisBackend:
         return reply
 
     def _confirm(self, key: bytes, token: bytes) -> None:
-        self._insist(lambda: confirm_now(self._client, key, token, self._replicas))
+        self._insist(lambda: confirm_now(self._pool, key, token, self._replicas))
 
     def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]:
         answers: list[Reply | Exception] = []
@@ -224,7 +225,7 @@ class RedisBackend:
     def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
         with self._listening:
             if self._listener is None:
-                pool = self._client.connection_pool
+                pool = self._pool
                 self._listener = Listener(lambda: pool.connection_class(**pool.connection_kwargs))
             listener = self._listener
         return listener.subscribe(channel, on_news).wait(limit)
@@ -236,8 +237,7 @@ class RedisBackend:
     def close(self) -> None:
         if self._listener is not None:
             self._listener.stop()
-        self._client.close()
-        self._client.connection_pool.disconnect()
+        self._pool.disconnect()
 
     def _run(self, name: str, keys: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         text, sha = script(name)
@@ -248,22 +248,8 @@ class RedisBackend:
 
     def _send(self, *args: Any) -> Any:
         """One command, sent again while the connection is at fault and the deadline allows."""
-        packed = [pack(*args)]
-        return self._insist(lambda: self._once(packed))
-
-    def _once(self, packed: list[bytes]) -> Any:
-        """One command on one connection. One whose server can't serve is closed, it alone: what
-        other threads hold is theirs, and finds out by itself."""
-        pool = self._client.connection_pool
-        connection: Any = pool.get_connection()
-        try:
-            connection.send_packed_command(packed)
-            return connection.read_response()
-        except redis.ReadOnlyError:
-            connection.disconnect()
-            raise
-        finally:
-            pool.release(connection)
+        packed = pack(*args)
+        return self._insist(lambda: self._pool.exchange(packed)[0])
 
     def _insist(self, send: Callable[[], Any]) -> Any:
         end = time.monotonic() + COMMAND_DEADLINE

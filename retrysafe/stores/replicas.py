@@ -11,11 +11,10 @@ import asyncio
 import time
 from typing import Any, NamedTuple
 
-import redis
-
 from retrysafe.commands import Answer, Begin, Command, Finish, Reply
 from retrysafe.errors import StoreUnavailable
 from retrysafe.stores.multiplexer import Multiplexer, ServerError, pack
+from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.wire import script
 
 # How long (milliseconds) replicas may take: a round trip when all is well.
@@ -127,15 +126,14 @@ class AsyncReplication:
 
 
 def confirm_now(
-    client: redis.Redis, key: bytes, token: bytes, replicas: int, *, asking: bool = False
+    pool: ThreadPool, key: bytes, token: bytes, replicas: int, *, asking: bool = False
 ) -> None:
     """The same for a thread. Raises StoreUnavailable and redis-py's errors."""
-    with client.pipeline(transaction=False) as both:
-        if asking:
-            both.execute_command("ASKING")  # type: ignore[no-untyped-call]
-        both.execute_command(*confirmation(key, token))  # type: ignore[no-untyped-call]
-        both.execute_command("WAIT", replicas, ACK_WITHIN_MS)  # type: ignore[no-untyped-call]
-        ours, holding = both.execute()[-2:]
+    ours, holding = pool.exchange(
+        *((pack("ASKING"),) if asking else ()),
+        pack(*confirmation(key, token)),
+        pack("WAIT", replicas, ACK_WITHIN_MS),
+    )[-2:]
     check(ours, holding, replicas)
 
 

@@ -18,11 +18,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from retrysafe.stores.hosts import Address, Hosts, read_hosts
+from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.redis import (
     CONNECTION_OPTIONS,
     AsyncRedisBackend,
     RedisBackend,
-    blocking_pool,
+    thread_pool,
 )
 
 # A sentinel that doesn't answer must leave time for the next one (seconds).
@@ -43,9 +44,7 @@ class SentinelStore:
         self._hosts = read_hosts(url)
 
     def open(self) -> RedisBackend:
-        return RedisBackend(
-            redis.Redis(connection_pool=_pool(self._hosts)), self.namespace, self.replicas
-        )
+        return RedisBackend(_pool(self._hosts), self.namespace, self.replicas)
 
     def open_async(self) -> AsyncRedisBackend:
         return AsyncRedisBackend(_connector(self._hosts), self.namespace, self.replicas)
@@ -162,7 +161,7 @@ def _connector(hosts: Hosts) -> Callable[[], Awaitable[Any]]:
     return connect
 
 
-def _pool(hosts: Hosts) -> redis.BlockingConnectionPool:
+def _pool(hosts: Hosts) -> ThreadPool:
     order, lock = list(hosts.addresses), threading.Lock()
     kind = redis.SSLConnection if hosts.tls else redis.Connection
     asking = redis.SSLConnection if hosts.sentinel_tls else redis.Connection
@@ -205,4 +204,4 @@ def _pool(hosts: Hosts) -> redis.BlockingConnectionPool:
                     return
             raise search.error()
 
-    return blocking_pool(connection_class=PrimaryConnection, **hosts.options)
+    return thread_pool(connection_class=PrimaryConnection, **hosts.options)

@@ -1,0 +1,127 @@
+"""The connections of a process's threads: each reply goes to its own command, whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from retrysafe.stores.doors import door
+from retrysafe.stores.multiplexer import pack
+from retrysafe.stores.pool import ThreadPool
+from retrysafe.stores.redis import RedisStore, thread_pool
+from tests.conftest import OwnServer
+from tests.servers import Server
+from tests.support import wait_until
+
+
+@pytest.fixture
+def served(own_server: OwnServer) -> Iterator[tuple[Server, ThreadPool]]:
+    server = own_server()
+    pool = thread_pool(host="127.0.0.1", port=server.port)
+    yield server, pool
+    pool.disconnect()
+
+
+def echo(pool: ThreadPool, text: bytes) -> Any:
+    return pool.exchange(pack("ECHO", text))[0]
+
+
+def test_a_thread_that_is_interrupted_leaves_its_reply_to_nobody(
+    served: tuple[Server, ThreadPool],
+) -> None:
+    server, pool = served
+    assert echo(pool, b"before") == b"before"
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    was = signal.signal(signal.SIGALRM, interrupt)
+    server.pause()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            echo(pool, b"interrupted")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, was)
+        server.resume()
+    for n in range(10):
+        assert echo(pool, b"after %d" % n) == b"after %d" % n
+
+
+def test_connections_that_the_server_closed_are_left_together(
+    served: tuple[Server, ThreadPool],
+) -> None:
+    server, pool = served
+    at_once = threading.Barrier(20)
+
+    def one(n: int) -> None:
+        at_once.wait()
+        echo(pool, b"%d" % n)
+
+    with ThreadPoolExecutor(20) as threads:
+        list(threads.map(one, range(20)))
+    with server.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with pytest.raises(redis.ConnectionError):
+        echo(pool, b"cut")
+    assert echo(pool, b"again") == b"again"  # not one of the other nineteen
+
+
+def test_an_error_reply_costs_no_connection_and_comes_after_all_replies(
+    served: tuple[Server, ThreadPool],
+) -> None:
+    _, pool = served
+    for _ in range(3):
+        with pytest.raises(redis.ResponseError, match="unknown command"):
+            pool.exchange(pack("ECHO", "a"), pack("NONSENSE"), pack("ECHO", "b"))
+        assert echo(pool, b"c") == b"c"
+    assert len(pool._connections) == 1
+
+
+def test_more_threads_than_connections_wait_for_one(own_server: OwnServer) -> None:
+    server = own_server()
+    pool = ThreadPool(host="127.0.0.1", port=server.port, max_connections=2, timeout=20)
+    texts = [b"%d" % n for n in range(500)]
+    with ThreadPoolExecutor(20) as threads:
+        assert list(threads.map(lambda text: echo(pool, text), texts)) == texts
+    assert len(pool._connections) <= 2
+    pool.disconnect()
+
+
+def test_no_connection_in_time_is_an_error_and_none_is_lost(own_server: OwnServer) -> None:
+    server = own_server()
+    pool = ThreadPool(host="127.0.0.1", port=server.port, max_connections=1, timeout=0.05)
+    held = pool.get_connection()
+    with pytest.raises(redis.ConnectionError, match="in time"):
+        echo(pool, b"x")
+    pool.release(held)
+    assert echo(pool, b"y") == b"y"
+    pool.disconnect()
+
+
+def test_a_server_that_is_down_takes_no_place_in_the_pool(own_server: OwnServer) -> None:
+    server = own_server()
+    pool = ThreadPool(host="127.0.0.1", port=server.port, max_connections=1, timeout=0.05)
+    port = server.port
+    server.stop()
+    for _ in range(5):
+        with pytest.raises(redis.ConnectionError, match=str(port)):
+            echo(pool, b"x")
+
+
+def test_a_command_after_all_idle_connections_were_cut_is_answered(redis_url: str) -> None:
+    store = RedisStore(redis_url)
+    with ThreadPoolExecutor(30) as threads:
+        list(threads.map(lambda _: door(store).command("PING"), range(100)))  # type: ignore[attr-defined]
+    with redis.Redis.from_url(redis_url) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        for _ in range(5):
+            assert door(store).command("ECHO", "x") == b"x"  # type: ignore[attr-defined]
+        wait_until(lambda: len(client.client_list()) < 10)
