@@ -73,6 +73,8 @@ class Remote:
         self._clock = clock
         self._draw = draw
         self._keys = breaker_keys(namespace, name)
+        self.channel = self._keys[0].encode()
+        self._told = float("-inf")  # when a move was heard of, by the local clock
         self._open_rules = [
             _us(policy.open_for),
             repr(float(policy.open_growth)),
@@ -138,14 +140,21 @@ class Remote:
                 if state != era.state:
                     moved = era.state
                 era = Era(state, gen)
-            era.asked = max(era.asked, asked)
-            era.fresh = now + FRESH
+            if asked >= self._told:  # else the move came after this answer
+                era.asked = max(era.asked, asked)
+                era.fresh = now + FRESH
             era.retry_at = now + wait
             era.quiet = now + (min(wait, FULL) if state == "half-open" else wait)
             self.era = era
         if moved is not None:
             emit_move(self.name, moved, state, wait if state == "open" else None)
         return word, era, wait
+
+    def wake(self, _: object) -> None:
+        """The breaker has moved, or may have: what is known is asked for again by the next call."""
+        with self.lock:
+            self._told = self._clock()
+            self.era.asked = self.era.fresh = float("-inf")
 
     def lost(self, fault: StoreUnavailable) -> None:
         """Redis could not be asked."""

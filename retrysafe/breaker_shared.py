@@ -5,7 +5,9 @@ What is shared, and when:
   and travel with the next failure, or with the look below.
 - A failure or slow call is reported at once, in one script that adds it to the window of all
   processes and opens the breaker at the threshold. Its answer tells this process the state.
-- Else a process looks in the background when its last word is older than a second and a call
+- Whoever makes it open, close or obey an operator tells so on the breaker's channel, in the same
+  step: the next call of every other process asks first. That message may be lost, so:
+- A process looks in the background when its last word is older than a second and a call
   comes; when that word is older than five (an idle or a new process), the call itself
   asks first.
 - A half-open permit is one script: a lease on the server's clock, given back by the verdict or, if
@@ -20,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+import weakref
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -29,6 +32,7 @@ from retrysafe.breaker_remote import STALE, Call, Era, Remote, Steps
 from retrysafe.breaker_states import Verdict
 from retrysafe.errors import BreakerOpen, StoreUnavailable
 from retrysafe.events import Event, emit
+from retrysafe.nudges import async_nudges_of, nudges_of
 from retrysafe.stores.base import Store
 from retrysafe.stores.doors import async_door, door
 
@@ -54,6 +58,7 @@ class SharedCore:
         self._remote = Remote(store.namespace, local.name, local.policy, local.clock, local.draw)
         self._looking_until = float("-inf")
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._heard: weakref.WeakSet[Any] = weakref.WeakSet()  # the doors that tell us of moves
 
     def acquire(self) -> Permit:
         era = self._remote.era
@@ -86,6 +91,7 @@ class SharedCore:
             if now >= self._remote.out_until:
                 self._look_soon(now)
             return self._stand_in(now)
+        self._hear()
         if now < era.asked + STALE:
             if now >= era.fresh:
                 self._look_soon(now)
@@ -194,6 +200,22 @@ class SharedCore:
         if not counted:
             emit(Event("breaker-stale", key=self.name, outcome=verdict.value))
         return bool(counted)
+
+    def _hear(self) -> None:
+        """Be told of moves made elsewhere: one subscription for each process, or event loop."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            here = door(self._store)
+            if here not in self._heard:
+                self._heard.add(here)
+                nudges_of(here).join(self._remote.channel, self._remote, 0)
+            return
+        near = async_door(self._store)
+        if near not in self._heard:
+            self._heard.add(near)
+            nudges = async_nudges_of(near)
+            self._spawn(nudges.join(self._remote.channel, self._remote, LIMIT))
 
     def _learn(self, reply: Any, asked: float) -> tuple[int, Era, float]:
         if self._remote.out:

@@ -9,14 +9,21 @@ import asyncio
 import os
 import threading
 import weakref
-from typing import Any
+from typing import Any, Protocol
 
 from retrysafe.stores.base import AsyncBackend, Backend
-from retrysafe.wakers import AsyncWaker, ThreadWaker
 
 __all__ = ["AsyncNudges", "Nudges", "async_nudges_of", "nudges_of"]
 
 _LOOK_AGAIN = b""
+
+
+class Wakes(Protocol):
+    """Who is nudged. On the loop, or on any thread."""
+
+    def wake(self, signal: Any, /) -> None: ...
+
+
 # How long a subscription may take before it counts as refused (seconds); it goes on trying.
 _CONFIRM = 5.0
 
@@ -62,7 +69,7 @@ class AsyncNudges:
         self._channels: dict[bytes, _Channel] = {}
         self._loop = asyncio.get_running_loop()
 
-    async def join(self, channel: bytes, waker: AsyncWaker, limit: float) -> bool:
+    async def join(self, channel: bytes, waker: Wakes, limit: float) -> bool:
         """Be woken by the channel's messages from now on; True when the server has confirmed it
         within `limit` seconds. A later confirmation wakes: something may have come before it."""
         found = self._channels.get(channel)
@@ -76,7 +83,7 @@ class AsyncNudges:
         done, _ = await asyncio.wait([found.subscribing], timeout=limit)
         return bool(done) and found.subscribing is not None and found.subscribing.result()
 
-    def leave(self, channel: bytes, waker: AsyncWaker) -> None:
+    def leave(self, channel: bytes, waker: Wakes) -> None:
         """Be woken no more; the last one ends the subscription."""
         found = self._channels.get(channel)
         if found is None:
@@ -120,7 +127,7 @@ class Nudges:
         self._channels: dict[bytes, _Channel] = {}
         self._lock = threading.Lock()
 
-    def join(self, channel: bytes, waker: ThreadWaker, limit: float) -> bool:
+    def join(self, channel: bytes, waker: Wakes, limit: float) -> bool:
         """See `AsyncNudges.join`."""
         with self._lock:
             found = self._channels.setdefault(channel, _Channel())
@@ -133,7 +140,7 @@ class Nudges:
         door = self._door()
         return door is not None and door.subscribe(channel, on_news, limit)
 
-    def leave(self, channel: bytes, waker: ThreadWaker) -> None:
+    def leave(self, channel: bytes, waker: Wakes) -> None:
         """See `AsyncNudges.leave`."""
         with self._lock:
             found = self._channels.get(channel)

@@ -8,7 +8,7 @@ import multiprocessing as mp
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures.thread import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -293,6 +293,111 @@ def test_a_process_that_was_idle_asks_before_its_call(url: str, name: str) -> No
     now[0] += 6.0
     with pytest.raises(BreakerOpen):
         other.acquire()
+
+
+def still(url: str, name: str, **rules: Any) -> CircuitBreaker:
+    """A process whose clock stands: it never looks by itself, and believes what it was told."""
+    store = RedisStore(url, NAMESPACE)
+    return CircuitBreaker(name, consecutive(**rules), shared=store, clock=lambda: 50.0)
+
+
+def heard_by(client: redis.Redis, name: str) -> int:
+    return int(client.pubsub_numsub(key(name))[0][1])
+
+
+def test_an_opening_is_heard_by_the_next_call_of_an_idle_process(
+    url: str, name: str, client: redis.Redis
+) -> None:
+    idle, other = still(url, name), process(url, name, open_for=60)
+    assert admitted(idle)
+    wait_until(lambda: heard_by(client, name) == 1)
+    assert admitted(idle)
+    other.acquire().failure()
+    wait_until(lambda: not admitted(idle))
+    before = commands(client)
+    assert not admitted(idle)
+    assert commands(client) == before  # it knows until when
+
+
+def test_an_opening_is_heard_in_an_event_loop(url: str, name: str, client: redis.Redis) -> None:
+    idle, other = still(url, name), process(url, name, open_for=60)
+
+    async def admits() -> bool:
+        try:
+            permit = await idle.aacquire()
+        except BreakerOpen:
+            return False
+        await permit.asuccess()
+        return True
+
+    async def main() -> None:
+        assert await admits()
+        await until(lambda: heard_by(client, name) == 1)
+        assert await admits()
+        await asyncio.to_thread(lambda: other.acquire().failure())
+        await until(lambda: _not(admits()))
+
+    run(main())
+
+
+async def _not(asked: Coroutine[Any, Any, bool]) -> bool:
+    return not await asked
+
+
+def test_an_operators_word_is_heard_at_once(url: str, name: str, client: redis.Redis) -> None:
+    idle, other = still(url, name), process(url, name)
+    assert admitted(idle)
+    wait_until(lambda: heard_by(client, name) == 1)
+    other.force_open()
+    wait_until(lambda: not admitted(idle))
+    other.reset()
+    wait_until(lambda: admitted(idle))
+
+
+def test_a_closing_is_heard_by_those_who_still_refuse(
+    url: str, name: str, client: redis.Redis
+) -> None:
+    idle, other = still(url, name), tripped(url, name, open_for=0.05)
+    assert not admitted(idle)  # for as long as its clock stands
+    wait_until(lambda: heard_by(client, name) == 2)
+    wait_until(lambda: other.state == "half-open")
+    assert other.acquire().success()
+    wait_until(lambda: admitted(idle))
+
+
+def test_a_move_while_nobody_could_be_told_is_made_good_on_the_next_connection(
+    url: str, name: str, client: redis.Redis
+) -> None:
+    idle, other = still(url, name), process(url, name, open_for=60)
+    assert admitted(idle)
+    wait_until(lambda: heard_by(client, name) == 1)
+    client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    other.acquire().failure()
+    wait_until(lambda: not admitted(idle))
+
+
+def test_an_answer_that_a_move_has_overtaken_is_not_believed_for_long(url: str, name: str) -> None:
+    remote = process(url, name)._core._remote
+    asked = remote._clock()
+    remote.wake(b"")  # it moved after the server had answered, before the answer is read
+    remote.learn([1, b"closed", b"0", 0], asked - 0.001)
+    assert remote.era.fresh == float("-inf")
+    remote.learn([1, b"closed", b"0", 0], remote._clock())
+    assert remote.era.fresh > asked
+
+
+def test_a_user_without_the_right_to_tell_still_moves_the_breaker(
+    own_server: OwnServer, name: str
+) -> None:
+    server = own_server()
+    with server.client() as admin:
+        admin.execute_command(
+            "ACL", "SETUSER", "mute", "on", ">secret", "~*", "+@all", "resetchannels"
+        )
+    mute = process(f"redis://mute:secret@127.0.0.1:{server.port}/0", name, open_for=60)
+    assert mute.acquire().failure()
+    assert not admitted(mute)
+    assert not admitted(process(server.url, name))
 
 
 def test_the_shared_open_time_grows_and_starts_over_after_closing(

@@ -77,6 +77,7 @@ if event == 1 and n >= tonumber(ARGV[7]) and
     'o', string.format('%.0f', now), 'u', string.format('%.0f', now + open))
   redis.call('PEXPIRE', KEYS[1], ARGV[14])
   redis.call('DEL', KEYS[2], KEYS[3])
+  redis.pcall('PUBLISH', KEYS[1], '') -- a hint to the other processes: without the right, they look
   return {1, 'open', next_gen, open}
 end
 redis.call('HSET', KEYS[1], 's', 'closed', 'g', gen, 'n', n, 'b', b, 'w', w)

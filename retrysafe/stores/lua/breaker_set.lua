@@ -9,4 +9,5 @@ local next_gen = string.format('%.0f', math.max(gen + 1, now))
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
 redis.call('HSET', KEYS[1], 's', ARGV[1], 'g', next_gen)
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.pcall('PUBLISH', KEYS[1], '') -- a hint to the other processes: without the right, they look
 return {1, ARGV[1], next_gen, 0}

@@ -28,6 +28,7 @@ if ARGV[3] == 'failure' then
     'o', string.format('%.0f', now), 'u', string.format('%.0f', now + open))
   redis.call('PEXPIRE', KEYS[1], ARGV[9])
   redis.call('DEL', KEYS[2])
+  redis.pcall('PUBLISH', KEYS[1], '') -- a hint to the other processes: without the right, they look
   return {1, 'open', next_gen, open}
 end
 local passed = tonumber(held[5] or '0') + 1
@@ -38,4 +39,5 @@ if passed < tonumber(ARGV[4]) then
 end
 redis.call('HSET', KEYS[1], 's', 'closed', 'g', next_gen, 'h', 0, 'k', 0, 'n', 0, 'b', 0, 'w', 0)
 redis.call('DEL', KEYS[2], KEYS[3])
+redis.pcall('PUBLISH', KEYS[1], '')
 return {1, 'closed', next_gen, 0}
