@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 
 from retrysafe.timing import timing
 
@@ -26,6 +27,9 @@ class RetryBudget:
     per_second: tokens per second, 0 or more.
     capacity: the most it holds; by default 10, or ten seconds' worth if that is more.
     initial: what it starts with; by default ten seconds' worth, at most the capacity.
+    shed: a callable that says whether retries are to be shed now, such as a load flag: while it
+    returns true there is none, and first attempts go on. One that raises ends the retries of the
+    call that asked.
 
     Raises ValueError, naming the argument, for what can't be used.
     """
@@ -37,6 +41,7 @@ class RetryBudget:
         *,
         capacity: float | None = None,
         initial: float | None = None,
+        shed: Callable[[], bool] | None = None,
     ) -> None:
         worth = _RESERVE * _amount("per_second", per_second)
         self.ratio = _amount("ratio", ratio)
@@ -50,6 +55,9 @@ class RetryBudget:
                 f"RetryBudget.initial takes at most the capacity ({self.capacity:g}), "
                 f"not {initial!r}"
             )
+        if shed is not None and not callable(shed):
+            raise ValueError(f"RetryBudget.shed takes a callable that returns a bool, not {shed!r}")
+        self._shed = shed
         self._tokens = start
         self._at = timing().monotonic()
         self._lock = threading.Lock()
@@ -62,7 +70,9 @@ class RetryBudget:
             return self._tokens
 
     def spend(self) -> bool:
-        """Take the token of one retry. False: there is none, don't retry."""
+        """Take the token of one retry. False: there is none, or retries are shed; don't retry."""
+        if self._shed is not None and self._shed():
+            return False
         with self._lock:
             self._refill()
             if self._tokens + _TINY < 1:

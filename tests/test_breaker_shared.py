@@ -27,6 +27,7 @@ from retrysafe.events import Event, listening
 from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
 from tests.conftest import OwnServer
+from tests.servers import Server
 from tests.support import run, until, wait_until
 
 SPAWN = mp.get_context("spawn")
@@ -269,13 +270,23 @@ def test_B084_the_open_time_is_kept_below_a_second(url: str) -> None:
     run(main())
 
 
-def test_another_process_learns_of_the_opening_by_its_next_look(url: str, name: str) -> None:
+def without_channels(server: Server) -> str:
+    """The URL of a user who may neither tell nor be told anything."""
+    with server.client() as admin:
+        rules = ("on", ">secret", "~*", "+@all", "resetchannels")
+        admin.execute_command("ACL", "SETUSER", "deaf", *rules)
+    return f"redis://deaf:secret@127.0.0.1:{server.port}/0"
+
+
+def test_a_process_that_is_told_nothing_learns_of_the_opening_by_its_next_look(
+    own_server: OwnServer, name: str
+) -> None:
     now = [0.0]
-    other = CircuitBreaker(
-        name, consecutive(), shared=RedisStore(url, NAMESPACE), clock=lambda: now[0]
-    )
+    server = own_server()
+    store = RedisStore(without_channels(server), NAMESPACE)
+    other = CircuitBreaker(name, consecutive(), shared=store, clock=lambda: now[0])
     assert other.acquire().success()
-    tripped(url, name, open_for=60.0)
+    tripped(server.url, name, open_for=60.0)
     assert other.acquire().success()  # heard of less than a second ago
     now[0] += 1.1
     other.acquire().success()  # looks in the background
@@ -390,11 +401,7 @@ def test_a_user_without_the_right_to_tell_still_moves_the_breaker(
     own_server: OwnServer, name: str
 ) -> None:
     server = own_server()
-    with server.client() as admin:
-        admin.execute_command(
-            "ACL", "SETUSER", "mute", "on", ">secret", "~*", "+@all", "resetchannels"
-        )
-    mute = process(f"redis://mute:secret@127.0.0.1:{server.port}/0", name, open_for=60)
+    mute = process(without_channels(server), name, open_for=60)
     assert mute.acquire().failure()
     assert not admitted(mute)
     assert not admitted(process(server.url, name))

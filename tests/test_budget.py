@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from retrysafe.backoff import Fixed
+from retrysafe.breaker import BreakerPolicy, CircuitBreaker
 from retrysafe.budget import RetryBudget
+from retrysafe.errors import BreakerOpen
 from retrysafe.retrying import RetryPolicy
 from retrysafe.testing_clock import FakeClock, instant
 
@@ -137,3 +139,62 @@ def test_what_is_no_amount_is_refused_by_name(name: str, value: Any) -> None:
 def test_a_budget_that_can_never_pay_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="RetryBudget"):
         RetryBudget(**fields)
+
+
+def test_C96_under_load_retries_are_shed_and_first_attempts_go_on() -> None:
+    loaded = True
+    backend = Backend()
+    with instant(clock=FakeClock()):
+        budget = RetryBudget(capacity=100, initial=100, shed=lambda: loaded)
+        policy = RetryPolicy(attempts=3, deadline=None, backoff=Fixed(0.1), budget=budget)
+        errors = calls(policy, backend, 10)
+        assert backend.requests == 10
+        assert all("budget exhausted" in error.__notes__[0] for error in errors)
+        assert budget.tokens == 100  # nothing was spent
+        loaded, backend.requests = False, 0
+        calls(policy, backend, 10)
+        assert backend.requests == 30
+
+
+def test_C96_a_breaker_that_is_not_closed_sheds_the_retries_above_it() -> None:
+    backend = Backend()
+    rules = BreakerPolicy(failure_rate=1.0, min_calls=3, window=3, open_for=60.0, probes=1)
+    clock = FakeClock()
+    with instant(clock=clock):
+        breaker = CircuitBreaker("c96", rules, clock=clock)
+        policy = RetryPolicy(attempts=10, deadline=None, backoff=Fixed(0.1))
+
+        def guarded() -> int:
+            with breaker:
+                return backend()
+
+        with pytest.raises(BreakerOpen):  # opened by its third attempt: no fourth
+            policy.call(guarded)
+        assert backend.requests == 3
+        clock.advance(61)
+        with pytest.raises(
+            BreakerOpen
+        ):  # half-open: the first attempt is the probe, and the only one
+            policy.call(guarded)
+        assert backend.requests == 4
+        backend.healthy = True
+        clock.advance(61)
+        assert policy.call(guarded) == 7
+
+
+def test_a_load_flag_that_fails_leaves_the_calls_own_error() -> None:
+    backend = Backend()
+
+    def shed() -> bool:
+        raise RuntimeError("the flag can't be read")
+
+    with instant(clock=FakeClock()):
+        budget = RetryBudget(shed=shed)
+        errors = calls(RetryPolicy(attempts=3, backoff=Fixed(0.1), budget=budget), backend, 2)
+    assert [type(error) for error in errors] == [ConnectionError] * 2
+    assert backend.requests == 2
+
+
+def test_a_load_flag_is_a_callable() -> None:
+    with pytest.raises(ValueError, match="shed"):
+        RetryBudget(shed=True)  # type: ignore[arg-type]
