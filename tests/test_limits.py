@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from retrysafe import commands as c
 from retrysafe import errors, keys
@@ -147,6 +148,46 @@ def test_another_payload_waits_for_nothing_and_counts_as_no_waiter(store: Store)
                 await receipts.begin(dataclasses.replace(CALL, fingerprint=TWO))
         assert first._desk.flights.waiting == 0
         await first.release()
+
+    run(main())
+
+
+def test_B144_duplicates_over_the_limit_are_answered_at_once_and_other_keys_are_served(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETRYSAFE_MAX_WAITERS", "50")
+    monkeypatch.setenv("RETRYSAFE_WAIT", "20")
+
+    async def main() -> None:
+        done = asyncio.Event()
+        runs: list[bytes] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            key = next(value for name, value in scope["headers"] if name == b"idempotency-key")
+            runs.append(key)
+            if key == b"held":
+                await done.wait()
+            await ok(scope, receive, send)
+
+        keyed = IdempotencyMiddleware(app, store=RedisStore(redis_url))
+        first = asyncio.create_task(post(keyed, key="held"))
+        await until(lambda: runs == [b"held"])
+        duplicates = [asyncio.create_task(post(keyed, key="held")) for _ in range(500)]
+        await until(lambda: sum(each.done() for each in duplicates) == 450)
+        others = await asyncio.gather(*(post(keyed, key=f"other-{n}") for n in range(50)))
+        assert [each.status for each in others] == [200] * 50
+        with redis.Redis.from_url(redis_url) as client:
+            before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+            await asyncio.sleep(1)
+            asked = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
+        assert asked <= 20  # for all fifty waiters together: their owner is in this process
+        refused = [each.result() for each in duplicates if each.done()]
+        assert {each.status for each in refused} == {409}
+        assert all(each.header("retry-after") for each in refused)
+        done.set()
+        answers = await asyncio.gather(first, *duplicates)
+        assert sum(each.status == 200 for each in answers) == 51
+        assert runs.count(b"held") == 1
 
     run(main())
 

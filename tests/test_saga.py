@@ -229,7 +229,7 @@ def test_results_and_arguments_are_typed_and_json_where_it_can_be(redis_url: str
         assert b'{"number":7,"amount":"1.50"}' in client.hget(key, "d")
 
 
-def test_B157_one_undo_that_fails_stops_no_other_and_is_parked(bench: Bench) -> None:
+def test_B157_C89_one_undo_that_fails_stops_no_other_and_is_parked(bench: Bench) -> None:
     for name in "abcd":
         bench.add(name)
     boom = Refused("step 4")
@@ -472,7 +472,7 @@ def test_resume_of_what_was_never_run(bench: Bench) -> None:
         bench.resume("nothing")
 
 
-def test_a_saga_of_other_steps_is_not_gone_on_with(store: Store) -> None:
+def test_C95_a_saga_of_other_steps_is_not_gone_on_with(store: Store) -> None:
     name = f"changed{next(_names)}"
     old = Bench(Saga(name, store, undo_backoff=Fixed(60), stay=0), "sync")
     for step in "abc":

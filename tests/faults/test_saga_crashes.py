@@ -95,7 +95,7 @@ def deaths(url: str, ledger: Path, colour: str, fails: str) -> list[tuple[str, i
 
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("fails", ["", "e"])
-def test_B163_R29_killed_at_every_point_it_ends_all_done_or_all_undone(
+def test_B163_C87_R29_killed_at_every_point_it_ends_all_done_or_all_undone(
     redis_url: str, tmp_path: Path, colour: str, fails: str
 ) -> None:
     ledger = tmp_path / "ledger"

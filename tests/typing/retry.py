@@ -1,4 +1,4 @@
-"""What mypy and pyright must see through `@retry`. Checked, never run."""
+"""What mypy and pyright must see through `@retry` (C71). Checked, never run."""
 
 from __future__ import annotations
 
