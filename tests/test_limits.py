@@ -7,7 +7,6 @@ parts that have them.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from retrysafe.stores import Store
 from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.multiplexer import _LIMIT
 from retrysafe.stores.redis import RedisStore
+from retrysafe.values import replace
 from tests.asgi import http_scope, post
 from tests.receipting import CALL, ONE, TWO, held, policy
 from tests.support import run, until
@@ -145,7 +145,7 @@ def test_another_payload_waits_for_nothing_and_counts_as_no_waiter(store: Store)
         first = await held(receipts)
         for _ in range(50):
             with pytest.raises(errors.FingerprintMismatch):
-                await receipts.begin(dataclasses.replace(CALL, fingerprint=TWO))
+                await receipts.begin(replace(CALL, fingerprint=TWO))
         assert first._desk.flights.waiting == 0
         await first.release()
 
