@@ -6,15 +6,25 @@ import argparse
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks import functions, goals, memory, over_http, waiters, wrappers
+from benchmarks import functions, goals, memory, over_http, scale, waiters, wrappers
 from benchmarks.apps import CONTENDERS, installed
 from benchmarks.figures import Results
 from benchmarks.processes import alone, fleet, pin, server
 
-PARTS = ("http", "memory", "waiters", "functions", "wrappers")
+PARTS = (
+    "http",
+    "memory",
+    "waiters",
+    "functions",
+    "wrappers",
+    "sizes",
+    "keys",
+    "processes",
+    "imports",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +36,31 @@ class Size:
     calls: int
     duplicates: int
     local_waiters: tuple[int, ...]
+    waited_for: int
+    result_bytes: int
+    records: tuple[int, ...]
 
 
-FULL = Size(rounds=7, seconds=1.0, calls=2000, duplicates=200, local_waiters=(1, 200, 5000))
-QUICK = Size(rounds=2, seconds=0.15, calls=200, duplicates=20, local_waiters=(1, 200))
+FULL = Size(
+    rounds=7,
+    seconds=1.0,
+    calls=2000,
+    duplicates=200,
+    local_waiters=(1, 200, 5000),
+    waited_for=2000,
+    result_bytes=64 << 20,
+    records=(10**3, 10**4, 10**5, 10**6),
+)
+QUICK = Size(
+    rounds=2,
+    seconds=0.15,
+    calls=200,
+    duplicates=20,
+    local_waiters=(1, 200),
+    waited_for=50,
+    result_bytes=1 << 20,
+    records=(10**2, 10**3),
+)
 
 
 def measure(parts: list[str], size: Size, results: Results) -> None:
@@ -41,6 +72,10 @@ def measure(parts: list[str], size: Size, results: Results) -> None:
             waiters.over_http(apps, results, url, size.rounds, size.duplicates)
             counts = list(size.local_waiters)
             waiters.report(alone(waiters.in_process, url, size.rounds, counts), results)
+            waiters.over_processes(url, size.rounds, size.local_waiters[-1], results)
+            waiters.of_many_keys(
+                alone(waiters.many_keys, url, size.rounds, size.waited_for), results
+            )
         if "http" in parts:
             over_http.measure(apps, results, size.rounds, size.seconds)
         if "memory" in parts:
@@ -53,6 +88,15 @@ def measure(parts: list[str], size: Size, results: Results) -> None:
                 functions.report(seen, results, part, functions.PEER["async"])
             seen = alone(functions.run_sync, url, size.rounds, size.calls // 4)
             functions.report(seen, results, "functions: sync, one thread", functions.PEER["sync"])
+        if "sizes" in parts:
+            scale.report_sizes(alone(scale.sizes, url, size.rounds, size.result_bytes), results)
+        if "processes" in parts:
+            scale.processes(url, size.rounds, size.calls, results)
+    if "keys" in parts:
+        found = alone(scale.keys, size.rounds, size.calls, list(size.records))
+        scale.report_keys(found, results)
+    if "imports" in parts:
+        scale.imports(size.rounds, results)
     if "wrappers" in parts:
         wrappers.report(alone(wrappers.run, size.rounds, size.calls * 10), results)
 
@@ -66,12 +110,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="shows that it runs; no figures")
     options = parser.parse_args()
     size = QUICK if options.quick else FULL
-    size = Size(
-        options.rounds or size.rounds,
-        options.seconds or size.seconds,
-        size.calls,
-        size.duplicates,
-        size.local_waiters,
+    size = replace(
+        size, rounds=options.rounds or size.rounds, seconds=options.seconds or size.seconds
     )
     results = Results()
     modules = {name: module for name, (module, _) in CONTENDERS.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import memory, over_http, waiters, wrappers
+from benchmarks import memory, over_http, scale, waiters, wrappers
 from benchmarks.figures import GOALS, Results, ratio
 
 
@@ -68,6 +68,12 @@ def report(results: Results) -> None:
             "≤ 3",
             (waiters.LOCAL, "retrysafe, 5,000", "ratio"),
         ),
+        (
+            "rate of fresh calls with 10⁶ records ÷ with 10³",
+            "≥ 0.9",
+            (scale.KEYS_PART, "retrysafe, 1,000,000", "rate ÷ that at 1,000"),
+        ),
+        ("import retrysafe, ms", "≤ 60", (scale.IMPORTS_PART, "retrysafe, after them", "ms")),
         ("bytes per finished record", "≤ 600", (memory.PART, "retrysafe", "bytes")),
     ):
         if values := results.values(*figure):

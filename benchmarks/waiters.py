@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import socket
 import threading
 import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 import redis
@@ -20,6 +23,8 @@ from benchmarks.processes import App
 
 HTTP = f"waiters: duplicates over HTTP of a call of {SLOW:g} s"
 LOCAL = "waiters: in one process"
+APART = "waiters: of a call that another process runs"
+MANY = "waiters: one for each of many calls, in one process"
 
 
 class Monitor:
@@ -175,3 +180,115 @@ def report(found: dict[int, dict[str, Any]], results: Results) -> None:
         results.add(LOCAL, row, "waking as many futures, ms", figures["futures"])
         results.add(LOCAL, row, "ratio", ratio(figures["calls"], figures["futures"]))
         results.add(LOCAL, row, "commands", [figures["commands"]])
+
+
+def _keyed(url: str, body: Callable[[], Awaitable[str]]) -> Callable[[str], Awaitable[str]]:
+    """One function by name in every process, so that they share their receipts."""
+    from retrysafe.decorators import idempotent
+    from retrysafe.stores import open_store
+
+    @idempotent(key="order", store=open_store(url))
+    async def work(order: str) -> str:
+        return await body()
+
+    return work
+
+
+def _wait_elsewhere(url: str, key: str, count: int) -> float:
+    """So many duplicates of a call that another process runs; when the last one was answered."""
+
+    async def not_here() -> str:
+        raise AssertionError("another process has this key")
+
+    async def main() -> float:
+        work = _keyed(url, not_here)
+        await asyncio.gather(*(work(key) for _ in range(count)))
+        return time.monotonic()
+
+    return asyncio.run(main())
+
+
+def over_processes(url: str, rounds: int, count: int, results: Results) -> None:
+    """Milliseconds from the finish in one process to the last answer in another."""
+    spawn = multiprocessing.get_context("spawn")
+    late: list[float] = []
+    commands = 0
+    with ProcessPoolExecutor(1, spawn) as pool, redis.Redis.from_url(url) as client:
+        for number in range(rounds + 1):
+            key = next(fresh_keys())
+            finished: list[float] = []
+            waiting: list[Future[float]] = []
+
+            async def body(key: str = key, finished: Any = finished, waiting: Any = waiting) -> str:
+                waiting.append(pool.submit(_wait_elsewhere, url, key, count))
+                while not any(b":i:" in each for each in client.pubsub_channels()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                await asyncio.sleep(0.5)  # its first duplicate waits; the others join it
+                finished.append(time.monotonic())
+                return key
+
+            with Monitor(url) as monitor:
+                asyncio.run(_finished(_keyed(url, body)(key)))
+                ended = waiting[0].result(60)
+                commands = monitor.count()
+            if number:
+                late.append((ended - finished[0]) * 1e3)
+    row = f"retrysafe, {count:,}"
+    results.add(APART, row, "last one after the finish, ms", late)
+    results.add(APART, row, "commands, all told", [commands])
+
+
+async def _finished(call: Awaitable[str]) -> None:
+    await call
+
+
+def many_keys(url: str, rounds: int, count: int) -> dict[str, Any]:
+    """So many calls run at once, each with one duplicate; all are let go together."""
+
+    async def main() -> dict[str, Any]:
+        all_run, go = asyncio.Event(), asyncio.Event()
+        running = 0
+
+        async def body() -> str:
+            nonlocal running
+            running += 1
+            if running == count:
+                all_run.set()
+            await go.wait()
+            return "done"
+
+        work = _keyed(url, body)
+
+        async def once() -> tuple[float, float]:
+            nonlocal running
+            running = 0
+            all_run.clear()
+            go.clear()
+            names = fresh_keys()
+            keys = [next(names) for _ in range(count)]
+            calls = [asyncio.ensure_future(work(key)) for key in keys]
+            await all_run.wait()
+            duplicates = [asyncio.ensure_future(work(key)) for key in keys]
+            for _ in range(3):
+                await asyncio.sleep(0)
+            began, cpu = time.perf_counter(), time.process_time()
+            go.set()
+            await asyncio.gather(*calls, *duplicates)
+            return (time.perf_counter() - began) * 1e3, (time.process_time() - cpu) / count * 1e6
+
+        await once()
+        with Monitor(url) as monitor:
+            await once()
+            commands = monitor.count()
+        return {"seen": [await once() for _ in range(rounds)], "commands": commands, "count": count}
+
+    return asyncio.run(main())
+
+
+def of_many_keys(found: dict[str, Any], results: Results) -> None:
+    row = f"retrysafe, {found['count']:,} keys"
+    results.add(MANY, row, "last answer after all may finish, ms", [ms for ms, _ in found["seen"]])
+    results.add(
+        MANY, row, "CPU for a finish and its duplicate, µs", [us for _, us in found["seen"]]
+    )
+    results.add(MANY, row, "commands for each", [found["commands"] / found["count"]])
