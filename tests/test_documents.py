@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["SECURITY.md", "docs/guarantees.md", "docs/acl.md"]
+DOCUMENTS = ["SECURITY.md", "docs/guarantees.md", "docs/acl.md", "docs/queues.md"]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

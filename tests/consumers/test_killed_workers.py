@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,15 @@ WORK = {
     "taskiq": ["taskiq", "worker", f"{APPS}.taskiq_app:broker", "--workers=1"],
 }
 
-Start = Callable[[str], "subprocess.Popen[bytes]"]
+if importlib.util.find_spec("arq"):  # its release of today can't be asked for beside redis-py 8
+    PRODUCE["arq"] = (
+        f"import asyncio\nfrom arq import create_pool\n"
+        f"from {APPS}.arq_app import WorkerSettings\n"
+        "async def main():\n    pool = await create_pool(WorkerSettings.redis_settings)\n"
+        "    await pool.enqueue_job('handle', *words)\n    await pool.aclose()\n"
+        "asyncio.run(main())"
+    )
+    WORK["arq"] = ["arq", f"{APPS}.arq_app.WorkerSettings"]
 
 
 class Queue:
