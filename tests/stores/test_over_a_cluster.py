@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from retrysafe import JobBudget, Reservation, ResultReader, ResultWriter, Saga, open_store
-from retrysafe.errors import AlreadyTaken
+from retrysafe import (
+    BreakerPolicy,
+    CircuitBreaker,
+    JobBudget,
+    Reservation,
+    ResultReader,
+    ResultWriter,
+    Saga,
+    finished,
+    open_store,
+)
+from retrysafe.desks import async_desk_for
+from retrysafe.errors import AlreadyTaken, BreakerOpen
+from retrysafe.receipts import MAX_WAITERS, AsyncReceipts, Call, Receipts
+from retrysafe.records import Record
+from retrysafe.stores.cluster import ClusterStore
+from tests.receipting import held, policy
 from tests.servers import Cluster
-from tests.support import run
+from tests.support import run, until, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +75,44 @@ def test_budgets_sagas_and_reservations_lie_on_every_node(cluster: Cluster) -> N
             await stock.ahold(f"item-{n}", 1, "me")
 
     run(main(), limit=60)
+
+
+def test_a_forget_and_a_breakers_move_cross_the_nodes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished, "MAX_AGE", 3600.0)  # not by its end, but because it was told
+
+    async def main() -> None:
+        receipts = AsyncReceipts(ClusterStore(cluster.url, "told"), policy())
+        elsewhere = Receipts(ClusterStore(cluster.url, "told"), policy())
+        calls = [Call(f"k-{n}", "s") for n in range(12)]
+        for call in calls:
+            await (await held(receipts, call)).finish(b"r", 60)
+            assert isinstance(await receipts.begin(call), Record)
+        records = async_desk_for(receipts.store, MAX_WAITERS).finished
+        await until(lambda: records.heard)
+        for call in calls:
+            assert isinstance(await receipts.begin(call), Record)
+        assert len(records._found) == len(calls)
+        for call in calls:
+            assert await asyncio.to_thread(elsewhere.forget, call)
+        await until(lambda: not records._found)
+
+    run(main(), limit=60)
+    rules = BreakerPolicy(failure_rate=1.0, min_calls=1, window=1, open_for=60.0)
+    for n in range(6):
+        idle, other = (
+            CircuitBreaker(f"b-{n}", rules, shared=ClusterStore(cluster.url), clock=clock)
+            for clock in (lambda: 50.0, time.monotonic)
+        )
+        idle.acquire().success()
+        other.acquire().failure()
+        wait_until(lambda idle=idle: not _admitted(idle), limit=20)
+
+
+def _admitted(breaker: CircuitBreaker) -> bool:
+    try:
+        breaker.acquire().release()
+    except BreakerOpen:
+        return False
+    return True
