@@ -93,7 +93,7 @@ def measure(parts: list[str], size: Size, results: Results) -> None:
         if "processes" in parts:
             scale.processes(url, size.rounds, size.calls, results)
     if "keys" in parts:
-        found = alone(scale.keys, size.rounds, size.calls, list(size.records))
+        found = alone(scale.keys, size.rounds, size.calls * 2, list(size.records))
         scale.report_keys(found, results)
     if "imports" in parts:
         scale.imports(size.rounds, results)

@@ -109,7 +109,9 @@ def keys(rounds: int, calls: int, counts: list[int]) -> dict[int, Any]:
         functions = {count: _keyed(url, 300) for count, url in urls.items()}
         seen: dict[int, list[tuple[float, float]]] = {count: [] for count in urls}
         for number in range(rounds + 1):
-            for count, call in functions.items():
+            order = list(functions.items())
+            turn = number % len(order)  # whoever is first finds the caches cold
+            for count, call in order[turn:] + order[:turn]:
                 figures = await _async_round(call, _orders(), calls, 64)
                 if number:
                     seen[count].append(figures)
