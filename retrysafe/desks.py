@@ -7,15 +7,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import threading
 import time
 import weakref
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from retrysafe import commands as c
 from retrysafe.commands import Answer, Reply
+from retrysafe.entropy import random_bytes
 from retrysafe.events import Event, emit
 from retrysafe.finished import FinishedRecords
 from retrysafe.flights import Flights
@@ -35,7 +36,7 @@ _DEAF = 5.0
 
 def new_token() -> bytes:
     """16 printable bytes, unguessable and unique."""
-    return secrets.token_urlsafe(12).encode()
+    return urlsafe_b64encode(random_bytes(12))
 
 
 # Leases are renewed at about a third: due from here on, looked at this often (parts of a lease).
@@ -151,7 +152,7 @@ class AsyncDesk(_Desk):
     def __init__(self, store: Store, max_waiters: int) -> None:
         super().__init__(store, max_waiters, AsyncWaker)
         self.door = async_door(store)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._listen_lock = asyncio.Lock()
         if self.door.forgotten is not None:
             self.finished = FinishedRecords(self._hear_forgotten)
@@ -188,14 +189,14 @@ class AsyncDesk(_Desk):
 
     def spawn(self, flow: Generator[Any, Any, Any]) -> None:
         """Drive a flow in a task of its own."""
-        task = self._loop.create_task(self.run(flow), name="retrysafe-background")
+        task = self.loop.create_task(self.run(flow), name="retrysafe-background")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def hold(self, taken: Taken) -> None:
         """Renew a receipt's lease until `drop`."""
         self._held[id(taken)] = taken
-        look = self._loop.time() + taken.claim.policy.lease * _LOOK
+        look = self.loop.time() + taken.claim.policy.lease * _LOOK
         if self._timer is None or self._timer.when() > look:
             self._schedule()
 
@@ -206,13 +207,13 @@ class AsyncDesk(_Desk):
         if self._timer is not None:
             self._timer.cancel()
         look = self._next_look()
-        self._timer = None if look is None else self._loop.call_later(look, self._tick)
+        self._timer = None if look is None else self.loop.call_later(look, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         due = renewals(self._held.values(), time.monotonic())
         if due:
-            task = self._loop.create_task(self._renew(due), name="retrysafe-renewal")
+            task = self.loop.create_task(self._renew(due), name="retrysafe-renewal")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._schedule()
@@ -223,10 +224,10 @@ class AsyncDesk(_Desk):
         note_renewals(self, due, answers, asked)
 
     def _hear_forgotten(self) -> None:
-        now = self._loop.time()
+        now = self.loop.time()
         if now >= self._ask_again:
             self._ask_again = now + _DEAF
-            task = self._loop.create_task(self._subscribe(), name="retrysafe-forgotten")
+            task = self.loop.create_task(self._subscribe(), name="retrysafe-forgotten")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -240,7 +241,7 @@ class AsyncDesk(_Desk):
         async with self._listen_lock:
             if not self._may_listen():
                 return self.listening
-            loop, nudge = self._loop, self.flights.nudge
+            loop, nudge = self.loop, self.flights.nudge
             same = threading.get_ident()
 
             def on_message(name: bytes, value: bytes) -> None:
@@ -343,6 +344,8 @@ _desks: dict[int, Desk] = {}
 _async_desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, AsyncDesk]] = (
     weakref.WeakKeyDictionary()
 )
+# The desk that was asked for last, by its store: most processes have one loop.
+_recent: dict[int, AsyncDesk] = {}
 _lock = threading.Lock()
 
 
@@ -358,6 +361,9 @@ def desk_for(store: Store, max_waiters: int) -> Desk:
 def async_desk_for(store: Store, max_waiters: int) -> AsyncDesk:
     """The running loop's desk for a store."""
     loop = asyncio.get_running_loop()
+    recent = _recent.get(id(store))
+    if recent is not None and recent.store is store and recent.loop is loop:
+        return recent
     desks = _async_desks.get(loop)
     if desks is None:
         # A desk holds its loop, so the weak key alone would keep both for ever.
@@ -367,6 +373,7 @@ def async_desk_for(store: Store, max_waiters: int) -> AsyncDesk:
     desk = desks.get(id(store))
     if desk is None:
         desk = desks[id(store)] = AsyncDesk(store, max_waiters)
+    _recent[id(store)] = desk
     return desk
 
 
@@ -376,6 +383,7 @@ def _after_fork() -> None:
     _lock = threading.Lock()
     _desks.clear()
     _async_desks.clear()
+    _recent.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
