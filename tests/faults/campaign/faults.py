@@ -163,12 +163,21 @@ async def _moment(stage: Stage, fault: Fault) -> None:
             case "flush-scripts":
                 server.ask("SCRIPT", "FLUSH")
             case "kill-clients":
-                server.ask("CLIENT", "KILL", "TYPE", "normal")
-                server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+                _kill(server, "normal")
+                _kill(server, "pubsub")
             case "kill-subscribers":
-                server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+                _kill(server, "pubsub")
     now = time.monotonic()
     stage.disturb("slow", fault.name, now, now + AFTERMATH)
+
+
+def _kill(server: Server, kind: str) -> None:
+    """Every client of a kind but the sentinels: without theirs they would take the primary for
+    dead, which is a fault of its own (`fail-over`)."""
+    with server.client(decode_responses=True) as client:
+        for each in client.client_list(_type=kind):
+            if not each["name"].startswith("sentinel-"):
+                client.client_kill_filter(_id=each["id"])
 
 
 async def _pause_clients(stage: Stage, fault: Fault) -> None:
