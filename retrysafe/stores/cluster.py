@@ -321,7 +321,7 @@ class ClusterBackend(RedisBackend):
             if self._listener is None:
                 self._listener = Listener(self._ears)
             listener = self._listener
-        return listener.subscribe(channel, on_news).wait(limit)
+        return listener.subscribe(channel, on_news, limit)
 
     def close(self) -> None:
         super().close()
@@ -447,7 +447,8 @@ def _refusal(error: redis.RedisError) -> Refusal | None:
         return Refusal("LOADING")
     if isinstance(error, redis.ConnectionError):
         return Refusal(LOST, type(error).__name__)
-    return None
+    word, _, rest = str(error).partition(" ")  # redis-py 5 has no names for some of them here
+    return Refusal(word, rest) if word in ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN") else None
 
 
 def _trouble(error: Exception) -> str:

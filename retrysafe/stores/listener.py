@@ -28,7 +28,7 @@ class _Channel:
     def __init__(self, on_news: OnNews) -> None:
         self.on_news = on_news
         self.ready = threading.Event()
-        self.heard = False  # ever: from then on a new subscription may have missed something
+        self.heard = False  # from then on a new subscription may have missed something
 
 
 class Listener:
@@ -46,18 +46,23 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="retrysafe-inbox", daemon=True)
         self._thread.start()
 
-    def subscribe(self, channel: bytes, on_news: OnNews) -> threading.Event:
-        """Hear a channel from now on; the event is set when the server has confirmed it."""
+    def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
+        """Hear a channel from now on; True when the server has confirmed it within `limit`
+        seconds. A later confirmation is told as None: something may have come before it."""
         with self._lock:
             known = self._channels.get(channel)
             if known is not None:
                 known.on_news = on_news
                 if known.ready.is_set():
-                    return known.ready
+                    return True
             found = self._channels[channel] = known or _Channel(on_news)
             self._asked.append((b"SUBSCRIBE", channel))
         self._ring()
-        return found.ready
+        if found.ready.wait(limit):
+            return True
+        with self._lock:
+            found.heard = True
+            return found.ready.is_set()
 
     def unsubscribe(self, channel: bytes) -> None:
         """Hear it no more."""
@@ -139,10 +144,11 @@ class Listener:
         if kind == b"message":
             channel.on_news(reply[2])
         elif kind == b"subscribe":
-            channel.ready.set()
-            if channel.heard:
+            with self._lock:
+                late, channel.heard = channel.heard, True
+                channel.ready.set()
+            if late:
                 channel.on_news(None)
-            channel.heard = True
 
 
 def _read(connection: Any) -> Any:

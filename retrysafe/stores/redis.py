@@ -228,7 +228,7 @@ class RedisBackend:
                 pool = self._pool
                 self._listener = Listener(lambda: pool.connection_class(**pool.connection_kwargs))
             listener = self._listener
-        return listener.subscribe(channel, on_news).wait(limit)
+        return listener.subscribe(channel, on_news, limit)
 
     def unsubscribe(self, channel: bytes) -> None:
         if self._listener is not None:

@@ -138,3 +138,23 @@ def test_memory_has_channels_too(colour: str) -> None:
     store._keyspace.publish(CHANNELS[0], b"two")
     assert heard.messages == [b"one"]
     assert store._keyspace.channels == {}
+
+
+def test_a_thread_that_did_not_wait_for_the_confirmation_is_told_of_it(
+    own_server: OwnServer,
+) -> None:
+    server = own_server()
+    door = RedisStore(server.url).open()
+    heard = Heard()
+    try:
+        assert door.subscribe(CHANNELS[1], Heard(), 5.0)
+        server.pause()
+        assert not door.subscribe(CHANNELS[0], heard, 0)
+        assert heard.losses == 0
+        server.resume()
+        wait_until(lambda: heard.losses == 1)  # something may have come before it
+        with server.client() as client:
+            assert client.publish(CHANNELS[0], b"news") == 1
+        wait_until(lambda: heard.messages == [b"news"])
+    finally:
+        door.close()

@@ -250,8 +250,9 @@ def test_slots_that_move_under_load_cost_no_call_its_answer() -> None:
                 for node in (target, source):
                     node.ask("CLUSTER", "SETSLOT", slot, "NODE", own.id_of(target))
             await further(2)
-            for word in ("ask", "moved"):
-                assert _errors(source, word) >= len(calls)
+            assert _errors(source, "ask") >= len(calls)
+            # One such answer is enough to ask for the map of all slots again.
+            assert _errors(source, "moved") >= 1
             stopping.set()
             await asyncio.gather(*working)
 
