@@ -110,7 +110,8 @@ def test_a_closed_breaker_costs_no_round_trip(url: str, name: str, client: redis
         with breaker:
             pass
     run(main())
-    assert commands(client) - before == 1  # the first call of a process asks
+    # The first call of a process asks, and the next call after each subscription has begun.
+    assert 1 <= commands(client) - before <= 3
 
 
 def test_successes_of_a_process_weigh_in_the_shared_window(url: str, name: str) -> None:
@@ -583,6 +584,10 @@ class Gate:
     def __init__(self, door: Any, store: GatedStore) -> None:
         self._door = door
         self._store = store
+
+    async def subscribe(self, channel: bytes, on_news: Any, limit: float) -> bool:
+        confirmed: bool = await self._door.subscribe(channel, on_news, limit)
+        return confirmed
 
     async def eval(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         reply = await self._door.eval(script, keys, args)
