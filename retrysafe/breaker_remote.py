@@ -156,6 +156,12 @@ class Remote:
             self._told = self._clock()
             self.era.asked = self.era.fresh = float("-inf")
 
+    def forked(self) -> None:
+        """In a child: nobody tells it of moves yet, so its first call asks. A thread that isn't here
+        may have held the lock."""
+        self.lock = threading.Lock()
+        self.wake(None)
+
     def lost(self, fault: StoreUnavailable) -> None:
         """Redis could not be asked."""
         now = self._clock()

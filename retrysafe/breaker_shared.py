@@ -20,6 +20,7 @@ What is shared, and when:
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import threading
 import weakref
@@ -41,6 +42,16 @@ LIMIT = 2.0
 
 T = TypeVar("T")
 
+_cores: weakref.WeakSet[SharedCore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for core in tuple(_cores):
+        core._remote.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 
 class SharedCore:
     """The door of one process to a breaker in Redis; `local` stands in while Redis is away."""
@@ -58,6 +69,7 @@ class SharedCore:
         self._remote = Remote(store.namespace, local.name, local.policy, local.clock, local.draw)
         self._looking_until = float("-inf")
         self._tasks: set[asyncio.Task[Any]] = set()
+        _cores.add(self)
         self._heard: weakref.WeakSet[Any] = weakref.WeakSet()  # the doors that tell us of moves
 
     def acquire(self) -> Permit:

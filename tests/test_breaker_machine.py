@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 from hypothesis import settings
@@ -111,6 +112,57 @@ class BreakerMachine(RuleBasedStateMachine):
     @rule(held=consumes(permits), verdict=VERDICTS)
     def settle_and_forget(self, held: tuple[int, Permit], verdict: str) -> None:
         self.settle(held, verdict)
+
+    @rule(others=st.integers(0, 3), asynchronous=st.booleans())
+    def cancel(self, others: int, asynchronous: bool) -> None:
+        """A call is cancelled in the middle, while others come and are cancelled too: each permit
+        is given back, and none of it says anything of the other side."""
+        first = self.count + 1
+        self.count += 1 + others
+        expected = [self.model.acquire(number) for number in range(first, self.count + 1)]
+        if asynchronous:
+            entered = asyncio.run(self._cancelled(1 + others))
+        else:
+            entered = self._interrupted(1 + others)
+        assert entered == expected
+        for number, granted in zip(range(first, self.count + 1), expected, strict=True):
+            if granted:
+                self.model.settle(number, "release")
+
+    async def _cancelled(self, count: int) -> list[bool]:
+        entered: list[bool] = []
+
+        async def call() -> None:
+            try:
+                async with self.breaker:
+                    entered.append(True)
+                    await asyncio.sleep(60)
+            except BreakerOpen:
+                entered.append(False)
+
+        tasks = [asyncio.create_task(call()) for _ in range(count)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return entered
+
+    def _interrupted(self, count: int) -> list[bool]:
+        """Nested, so that all are in at once."""
+        entered = False
+        rest: list[bool] = []
+        try:
+            with self.breaker:
+                entered = True
+                rest = self._inner(count - 1)
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            return [entered, *rest]
+        except BreakerOpen:
+            return [entered, *self._inner(count - 1)]
+
+    def _inner(self, count: int) -> list[bool]:
+        return self._interrupted(count) if count else []
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 4.0, 10.0]))
     def wait(self, seconds: float) -> None:

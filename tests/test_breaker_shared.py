@@ -388,6 +388,30 @@ def test_a_move_while_nobody_could_be_told_is_made_good_on_the_next_connection(
     wait_until(lambda: not admitted(idle))
 
 
+def _child(breaker: CircuitBreaker, ready: Any, results: Any) -> None:
+    assert admitted(breaker)
+    ready.set()
+    wait_until(lambda: not admitted(breaker))
+    results.put("heard")
+
+
+def test_a_forked_child_asks_and_hears_for_itself(url: str, name: str, client: redis.Redis) -> None:
+    parent = still(url, name)
+    assert admitted(parent)
+    wait_until(lambda: heard_by(client, name) == 1)
+    fork = mp.get_context("fork")
+    ready, results = fork.Event(), fork.Queue()
+    child = fork.Process(target=_child, args=(parent, ready, results))
+    child.start()
+    assert ready.wait(30)
+    wait_until(lambda: heard_by(client, name) == 2)
+    process(url, name, open_for=60).acquire().failure()
+    assert results.get(timeout=30) == "heard"
+    child.join(30)
+    assert child.exitcode == 0
+    wait_until(lambda: not admitted(parent))
+
+
 def test_an_answer_that_a_move_has_overtaken_is_not_believed_for_long(url: str, name: str) -> None:
     remote = process(url, name)._core._remote
     asked = remote._clock()

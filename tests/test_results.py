@@ -92,7 +92,9 @@ def test_an_error_ends_the_wait_at_once_with_the_producers_words(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_C77_a_result_that_comes_later_wakes_the_waiter(store: Store, wait: Wait, mode: str) -> None:
+def test_C77_a_result_that_comes_later_wakes_the_waiter(
+    store: Store, wait: Wait, mode: str
+) -> None:
     timer = threading.Timer(0.3, written, (store, 7))
     timer.start()
     assert wait(ResultReader(store), mode=mode, timeout=20.0).content == 7
