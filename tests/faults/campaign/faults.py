@@ -163,15 +163,15 @@ async def _moment(stage: Stage, fault: Fault) -> None:
             case "flush-scripts":
                 server.ask("SCRIPT", "FLUSH")
             case "kill-clients":
-                _kill(server, "normal")
-                _kill(server, "pubsub")
+                _kill_clients(server, "normal")
+                _kill_clients(server, "pubsub")
             case "kill-subscribers":
-                _kill(server, "pubsub")
+                _kill_clients(server, "pubsub")
     now = time.monotonic()
     stage.disturb("slow", fault.name, now, now + AFTERMATH)
 
 
-def _kill(server: Server, kind: str) -> None:
+def _kill_clients(server: Server, kind: str) -> None:
     """Every client of a kind but the sentinels: without theirs they would take the primary for
     dead, which is a fault of its own (`fail-over`)."""
     with server.client(decode_responses=True) as client:
