@@ -157,8 +157,8 @@ class Remote:
             self.era.asked = self.era.fresh = float("-inf")
 
     def forked(self) -> None:
-        """In a child: nobody tells it of moves yet, so its first call asks. A thread that isn't here
-        may have held the lock."""
+        """In a child: nobody tells it of moves yet, so its first call asks. A thread that is not
+        here may have held the lock."""
         self.lock = threading.Lock()
         self.wake(None)
 

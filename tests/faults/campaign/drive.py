@@ -31,12 +31,14 @@ async def perform(plan: Plan, out: Path) -> Run:
     stage = await asyncio.to_thread(Stage, plan, out)
     try:
         await stage.open()
-        return await _Driver(plan, stage).run(out)
+        return await Driver(plan, stage).run(out)
     finally:
         await asyncio.to_thread(stage.close)
 
 
-class _Driver:
+class Driver:
+    """Carries one plan out on a stage that is open."""
+
     def __init__(self, plan: Plan, stage: Stage) -> None:
         self._plan = plan
         self._stage = stage
@@ -48,11 +50,11 @@ class _Driver:
     async def run(self, out: Path) -> Run:
         result, stage, plan = self._result, self._stage, self._plan
         beats = asyncio.create_task(self._beats())
-        async with self._session():
+        async with self.session():
             await self._warm_up()
         before = [await self._gauges(worker) for worker in stage.workers]
         self._begin = time.monotonic()
-        async with self._session(), asyncio.TaskGroup() as group:
+        async with self.session(), asyncio.TaskGroup() as group:
             for asked in plan.calls:
                 group.create_task(self._timed(asked))
             for at, worker, fails in plan.probes:
@@ -60,7 +62,7 @@ class _Driver:
             for fault in plan.faults:
                 group.create_task(self._fault(fault))
         await self._heal()
-        async with self._session():
+        async with self.session():
             await self._settle()
         await self._look_behind(before)
         beats.cancel()
@@ -69,7 +71,7 @@ class _Driver:
         return result
 
     @contextlib.asynccontextmanager
-    async def _session(self) -> AsyncIterator[None]:
+    async def session(self) -> AsyncIterator[None]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         # No keep-alive: a connection of a worker that is gone would be an error of ours.
         headers = {"connection": "close"}
@@ -102,18 +104,18 @@ class _Driver:
                     key = f"s{self._plan.seed}-warm-{door}"
                     asked = Asked(0.0, worker.number, door, "alice", key, "a", 0.2)
                     for _ in range(2):
-                        group.create_task(self._call(asked))
+                        group.create_task(self.call(asked))
 
     async def _timed(self, asked: Asked) -> None:
         await self._until(asked.at)
         if asked.leaves is None:
-            await self._call(asked)
+            await self.call(asked)
             return
         call = f"c{next(self._names)}"
         sent = time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(asked.leaves):
-                await self._call(asked, call=call)
+                await self.call(asked, call=call)
                 return
         self._note(asked, call, sent, kind="left")
 
@@ -124,7 +126,7 @@ class _Driver:
         seen = Seen(call, worker, asked.door, key, asked.variant, sent, now, **facts)
         self._result.calls.append(seen)
 
-    async def _call(self, asked: Asked, settling: bool = False, call: str = "") -> Seen | None:
+    async def call(self, asked: Asked, settling: bool = False, call: str = "") -> Seen | None:
         worker = self._stage.workers[asked.worker]
         call = call or f"c{next(self._names)}"
         path = "/orders" if asked.door == "http" else f"/functions/{asked.door}"
@@ -190,7 +192,7 @@ class _Driver:
             door, scope, name = key.split("|")
             async with gate:
                 asked = Asked(0.0, worker, door, scope, name, variant, 0.0)
-                await self._call(asked, settling=True)
+                await self.call(asked, settling=True)
 
         async with asyncio.TaskGroup() as group:
             for key, variant in chosen.items():

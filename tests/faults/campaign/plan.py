@@ -97,6 +97,7 @@ class Plan:
     kind: str = "single"
     most_faults: int = 2  # that the seed was drawn with
     replicas: int = 0  # that must hold a receipt (RETRYSAFE_REPLICAS)
+    ttl: str = "10m"  # of receipts and results (RETRYSAFE_TTL)
 
     def without(self, number: int) -> Plan:
         faults = self.faults[:number] + self.faults[number + 1 :]

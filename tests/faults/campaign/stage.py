@@ -94,7 +94,7 @@ class Worker:
             "RETRYSAFE_REDIS_URL": self._store,
             "RETRYSAFE_LEASE": "1s",
             "RETRYSAFE_WAIT": "5s",
-            "RETRYSAFE_TTL": "10m",
+            "RETRYSAFE_TTL": self._plan.ttl,
             "RETRYSAFE_REPLICAS": str(self._plan.replicas),
         }
         self.process = subprocess.Popen(

@@ -31,7 +31,7 @@ from retrysafe.breaker_permit import ProbePermit
 from retrysafe.breaker_shared import SharedCore
 from retrysafe.decorators import idempotent
 from retrysafe.middleware import IdempotencyMiddleware, responder
-from tests.faults.campaign import bugs
+from tests.faults.campaign import bugs, flows
 from tests.faults.campaign.effects import Log
 from tests.faults.campaign.plan import RULES
 
@@ -265,6 +265,7 @@ app = Starlette(
         Route("/block", block),
         Route("/gauges", gauges),
         Route("/ready", ready),
+        *flows.routes(store, pool),
     ],
     middleware=[
         Middleware(Asking),

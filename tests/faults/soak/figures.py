@@ -1,0 +1,86 @@
+"""What the workers and the server hold: sampled, put beside each other, judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+MIB = 1 << 20
+
+# What may be more afterwards, as (a part of what it was, so much): the rest may not grow at all.
+# Memory that was freed stays with the process (glibc keeps up to 8 arenas a core for its threads,
+# each with holes) and with the server (its clients' buffers, its script cache), so that its
+# figures move around a level. `blocks` are the interpreter's own: caches that fill up to a limit.
+ROOM: dict[str, tuple[float, int]] = {
+    "rss": (0.10, 8 * MIB),
+    "blocks": (0.02, 2_000),
+    "memory": (0.0, 2 * MIB),
+    # A pool opens as many connections as its threads ask for at once: a few more or less.
+    "sockets": (0.0, 4),
+    "files": (0.0, 4),
+    "clients": (0.0, 12),
+}
+SHOWN = {"rss": "RSS (KiB)", "memory": "memory (KiB)", "lasting": "keys without TTL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number, before and after."""
+
+    of: str
+    name: str
+    before: int
+    after: int
+
+    @property
+    def limit(self) -> int:
+        part, more = ROOM.get(self.name, (0.0, 0))
+        return self.before + max(int(self.before * part), more)
+
+    @property
+    def grew(self) -> bool:
+        return self.after > self.limit
+
+
+Sample = dict[str, dict[str, int]]
+"""Of each process: its figures."""
+
+
+def server_figures(client: redis.Redis) -> dict[str, int]:
+    """What a server holds. `client` is one connection of it, the same each time."""
+    clients: dict[str, Any] = client.info("clients")
+    memory: dict[str, Any] = client.info("memory")
+    names = list(client.scan_iter(count=1000))
+    return {
+        "clients": clients["connected_clients"],
+        "channels": len(client.pubsub_channels()),
+        "memory": memory["used_memory"],
+        # -1 is "no TTL"; -2 is a key that expired since the scan.
+        "lasting": sum(client.pttl(name) == -1 for name in names),
+        "keys": len(names),
+    }
+
+
+def compare(before: Sample, after: Sample) -> list[Figure]:
+    """Every figure of every process that both have."""
+    return [
+        Figure(of, name, before[of][name], value)
+        for of, found in after.items()
+        for name, value in found.items()
+        if name in before.get(of, {})
+    ]
+
+
+def table(found: Sequence[Figure]) -> str:
+    """For a person."""
+    lines = [f"{'':10}{'':18}{'before':>10}{'after':>10}{'at most':>10}"]
+    for each in found:
+        unit = 1024 if each.name in ("rss", "memory") else 1
+        numbers = [value // unit for value in (each.before, each.after, each.limit)]
+        line = f"{each.of:10}{SHOWN.get(each.name, each.name):18}"
+        line += "".join(f"{number:>10}" for number in numbers)
+        lines.append(line + ("  GREW" if each.grew else ""))
+    return "\n".join(lines)
