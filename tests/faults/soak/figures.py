@@ -18,11 +18,10 @@ ROOM: dict[str, tuple[float, int]] = {
     "rss": (0.10, 8 * MIB),
     "blocks": (0.02, 2_000),
     "memory": (0.0, 2 * MIB),
-    # A pool opens as many connections as its threads ask for at once: a few more or less.
-    "sockets": (0.0, 4),
-    "files": (0.0, 4),
-    "clients": (0.0, 12),
 }
+# A pool opens as many connections as its threads ask for at once, and faults close those that lie
+# idle: up to a full one (64 a worker, of three) and what else a worker has is not growth.
+FULL = {"sockets": 64 + 10, "files": 64 + 26, "clients": 3 * (64 + 4)}
 SHOWN = {"rss": "RSS (KiB)", "memory": "memory (KiB)", "lasting": "keys without TTL"}
 
 
@@ -38,7 +37,7 @@ class Figure:
     @property
     def limit(self) -> int:
         part, more = ROOM.get(self.name, (0.0, 0))
-        return self.before + max(int(self.before * part), more)
+        return max(self.before + max(int(self.before * part), more), FULL.get(self.name, 0))
 
     @property
     def grew(self) -> bool:
