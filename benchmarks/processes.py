@@ -42,6 +42,12 @@ def _pin_this(cpu: int | None) -> None:
         pin_to(os.getpid(), cpu)
 
 
+def unpin() -> None:
+    """Let this process run on any CPU: it inherited its parent's."""
+    if _CPUS:
+        os.sched_setaffinity(0, _CPUS)
+
+
 def alone(function: Callable[..., Any], *args: Any) -> Any:
     """Run a function in a new process on the first CPU."""
     cpu = _CPUS[0] if _CPUS else None  # said, not found: the child inherits our own pinning

