@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 
 __all__ = ["FlakyServer"]
@@ -17,9 +18,9 @@ class FlakyServer:
     """Each request takes the next word of `plan`; where none is left, `ok`.
 
     `ok` acts and echoes the body; `close` hangs up before reading; `act-reset`, `act-silent`,
-    `half` (breaks off in the headers) and `half-body` act first; anything else is a status with
-    headers, as `503 Busy|Retry-After: 0`, and a body where one begins with a brace. With `dedupe` a
-    key acts once.
+    `slow-body` (a byte at a time), `half` (breaks off in the headers) and `half-body` act first;
+    anything else is a status with headers, as `503 Busy|Retry-After: 0`, and a body where one
+    begins with a brace. With `dedupe` a key acts once.
     """
 
     def __init__(self, *plan: str, dedupe: bool = False) -> None:
@@ -123,6 +124,12 @@ class FlakyServer:
         if word == "act-silent":
             self._silent.wait(30)
             return False
+        if word == "slow-body":
+            head, body = _OK % (len(body), body), b""
+            for at in range(len(head)):
+                peer.sendall(head[at : at + 1])
+                time.sleep(0.005)
+            return True
         if word == "half-body":
             peer.sendall(_OK % (10, b"123"))
             return False

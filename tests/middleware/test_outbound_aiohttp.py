@@ -50,6 +50,17 @@ def _with(server: FlakyServer, main: Any, **options: Any) -> None:
         run(inner())
 
 
+def test_an_answer_that_trickles_in_is_waited_for_and_not_repeated() -> None:
+    server = FlakyServer("act-reset", "slow-body", dedupe=True)
+
+    async def main(session: aiohttp.ClientSession) -> None:
+        answer = await _send(session, "POST", server.url, data=b"x" * 100)
+        assert answer == (200, "x" * 100)
+        assert (len(server.requests), server.effects) == (2, 1)
+
+    _with(server, main)
+
+
 @pytest.mark.parametrize("fault", ["close", "act-reset", "act-silent", "half"])
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_B103_idempotent_methods_are_repeated_after_every_fault(method: str, fault: str) -> None:

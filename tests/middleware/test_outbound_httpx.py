@@ -69,6 +69,12 @@ def test_B103_a_post_with_a_key_is_repeated_with_that_key(library: Any, fault: s
         assert set(server.keys) == {"mine"}
 
 
+def test_an_answer_that_trickles_in_is_waited_for_and_not_repeated(library: Any) -> None:
+    with FlakyServer("act-reset", "slow-body", dedupe=True) as server, _client(library) as client:
+        assert client.post(server.url, content=b"x" * 100).content == b"x" * 100
+        assert (len(server.requests), server.effects) == (2, 1)
+
+
 def test_C69_what_was_never_sent_is_repeated_without_a_key(library: Any) -> None:
     def parts() -> Iterator[bytes]:
         yield b"one-shot"

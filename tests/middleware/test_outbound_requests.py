@@ -63,6 +63,12 @@ def test_B103_a_post_with_a_key_is_repeated_with_that_key(fault: str) -> None:
         assert set(server.keys) == {"mine"}
 
 
+def test_an_answer_that_trickles_in_is_waited_for_and_not_repeated() -> None:
+    with FlakyServer("act-reset", "slow-body", dedupe=True) as server, _Session() as session:
+        assert session.post(server.url, data=b"x" * 100).content == b"x" * 100
+        assert (len(server.requests), server.effects) == (2, 1)
+
+
 def test_C69_what_was_never_sent_is_repeated_without_a_key() -> None:
     with _Session() as session, pytest.raises(requests.ConnectionError) as caught:
         session.post(f"http://127.0.0.1:{free_port()}/", data=iter([b"1"]), headers=NO_KEY)
