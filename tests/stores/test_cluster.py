@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from retrysafe import errors, keys
+from retrysafe.breaker_remote import breaker_keys
 from retrysafe.desks import async_desk_for, desk_for
 from retrysafe.receipts import MAX_WAITERS, AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
 from retrysafe.stores import open_store
 from retrysafe.stores.cluster import ClusterStore
+from retrysafe.stores.doors import async_door, door
 from retrysafe.stores.topology import Topology, key_of
 from tests.receipting import CALL, ONE, held, policy
 from tests.servers import Cluster, Server
 from tests.stores.test_acl import PASSWORD, rules
-from tests.support import run, until
+from tests.support import run, until, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -371,3 +375,42 @@ def test_a_node_that_hangs_is_left_for_its_replica() -> None:
             run(main(), limit=90)
         finally:
             hung.resume()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_keys_of_a_slot_that_moves_are_tried_again_until_they_are_together(
+    cluster: Cluster, colour: str
+) -> None:
+    """A script of several keys, some of which are here and some not: TRYAGAIN."""
+    name = f"moving-{colour}"
+    store = ClusterStore(cluster.url, "try")
+    names = breaker_keys("try", name)
+    asked: list[Any] = ["forced-open", 60_000]
+    assert door(store).eval("breaker_set", names, asked)[0] == 1  # the first key is there, alone
+    source = cluster.owner(names[0].encode())
+    target = next(node for node in cluster.nodes if node is not source)
+    slot = source.ask("CLUSTER", "KEYSLOT", names[0])
+    before = _errors(source, "tryagain")
+    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
+    stopped = threading.Event()
+
+    def settle() -> None:
+        wait_until(lambda: _errors(source, "tryagain") > before)
+        source.ask("CLUSTER", "SETSLOT", slot, "STABLE")
+        stopped.set()
+
+    settling = threading.Thread(target=settle)
+    settling.start()
+    try:
+        if colour == "sync":
+            reply = door(store).eval("breaker_set", names, ["closed", 60_000])
+        else:
+            reply = run(_aeval(store, names))
+    finally:
+        settling.join(20)
+    assert stopped.is_set()
+    assert bytes(reply[1]) == b"closed"
+
+
+async def _aeval(store: ClusterStore, names: list[str]) -> Any:
+    return await async_door(store).eval("breaker_set", names, ["closed", 60_000])

@@ -1,4 +1,4 @@
-"""TLS to the nodes of a Cluster, ended by a relay: the embedded server is built without it."""
+"""TLS to a server, to sentinels, to a Cluster, ended by a relay: the embedded server has none."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from retrysafe import errors
 from retrysafe.receipts import AsyncReceipts, Receipts
 from retrysafe.records import Record
 from retrysafe.stores.cluster import ClusterStore
+from retrysafe.stores.redis import RedisStore
+from retrysafe.stores.sentinel import SentinelStore
+from tests.conftest import OwnServer
 from tests.receipting import CALL, held, policy
-from tests.servers import Cluster
+from tests.servers import Cluster, Replicated
 from tests.support import run
 
 
@@ -125,6 +128,83 @@ def test_a_cluster_is_reached_by_tls(relayed: tuple[str, Path], form: str) -> No
 def test_a_certificate_that_nobody_vouches_for_is_refused(relayed: tuple[str, Path]) -> None:
     place, _ = relayed
     store = ClusterStore(f"rediss+cluster://{place}", "tls")
+
+    async def main() -> None:
+        with pytest.raises(errors.StoreUnavailable):
+            await AsyncReceipts(store, policy()).begin(CALL)
+
+    run(main())
+    with pytest.raises(errors.StoreUnavailable):
+        Receipts(store, policy()).begin(CALL)
+
+
+# One server
+
+
+@pytest.fixture
+def alone(own_server: OwnServer, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    certified, secret = certificate(tmp_path)
+    relay = Relay(own_server().port, certified, secret)
+    yield f"rediss://127.0.0.1:{relay.port}/0", certified
+    relay.close()
+
+
+def test_a_server_is_reached_by_tls(alone: tuple[str, Path]) -> None:
+    place, certified = alone
+    url = f"{place}?ssl_ca_certs={certified}"
+
+    async def main() -> None:
+        receipts = AsyncReceipts(RedisStore(url, "tls"), policy())
+        await (await held(receipts)).finish(b"r" * 100_000, 60)  # on the lane of large values
+
+    run(main())
+    got = Receipts(RedisStore(url, "tls"), policy()).begin(CALL)
+    assert isinstance(got, Record)
+    assert got.payload == b"r" * 100_000
+
+
+def test_a_server_whose_certificate_nobody_vouches_for_is_refused(alone: tuple[str, Path]) -> None:
+    store = RedisStore(alone[0], "tls")
+
+    async def main() -> None:
+        with pytest.raises(errors.StoreUnavailable):
+            await AsyncReceipts(store, policy()).begin(CALL)
+
+    run(main())
+    with pytest.raises(errors.StoreUnavailable):
+        Receipts(store, policy()).begin(CALL)
+
+
+# Sentinels
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Sentinels that can be reached by TLS, and the primary that they name, in the open."""
+    certified, secret = certificate(tmp_path)
+    with Replicated(replicas=1, sentinels=1) as own:
+        (sentinel,) = own.sentinels
+        relay = Relay(sentinel.port, certified, secret)
+        try:
+            yield f"redis+sentinel://127.0.0.1:{relay.port}/{own.service}/0", certified
+        finally:
+            relay.close()
+
+
+def test_sentinels_are_asked_by_tls(guarded: tuple[str, Path]) -> None:
+    place, certified = guarded
+    url = f"{place}?sentinel_tls=true&ssl_ca_certs={certified}"
+
+    async def main() -> None:
+        receipts = AsyncReceipts(SentinelStore(url, "tls"), policy())
+        await (await held(receipts)).finish(b"r", 60)
+
+    run(main())
+    assert isinstance(Receipts(SentinelStore(url, "tls"), policy()).begin(CALL), Record)
+
+
+def test_a_sentinel_that_nobody_vouches_for_names_no_primary(guarded: tuple[str, Path]) -> None:
+    store = SentinelStore(f"{guarded[0]}?sentinel_tls=true", "tls")
 
     async def main() -> None:
         with pytest.raises(errors.StoreUnavailable):
