@@ -221,7 +221,10 @@ class SharedCore:
             here = door(self._store)
             if here not in self._heard:
                 self._heard.add(here)
-                nudges_of(here).join(self._remote.channel, self._remote, 0)
+                try:
+                    nudges_of(here).join(self._remote.channel, self._remote, 0)
+                except (OSError, RuntimeError) as fault:  # no socket, or no thread, to be had
+                    emit(Event("inbox-lost", key=self.name, detail=type(fault).__name__))
             return
         near = async_door(self._store)
         if near not in self._heard:

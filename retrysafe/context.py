@@ -17,8 +17,6 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from retrysafe.entropy import random_bytes
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -193,7 +191,7 @@ class _Clock7:
         self._tail = 0
 
     def next(self) -> str:
-        entropy = int.from_bytes(random_bytes(10), "big")
+        entropy = int.from_bytes(os.urandom(10), "big")
         now = time.time_ns() // 1_000_000
         with self._lock:
             if now > self._ms:

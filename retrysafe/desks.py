@@ -16,7 +16,6 @@ from typing import Any
 
 from retrysafe import commands as c
 from retrysafe.commands import Answer, Reply
-from retrysafe.entropy import random_bytes
 from retrysafe.events import Event, emit
 from retrysafe.finished import FinishedRecords
 from retrysafe.flights import Flights
@@ -36,7 +35,8 @@ _DEAF = 5.0
 
 def new_token() -> bytes:
     """16 printable bytes, unguessable and unique."""
-    return urlsafe_b64encode(random_bytes(12))
+    # From the system each time: bytes kept here would come twice from a machine that is cloned.
+    return urlsafe_b64encode(os.urandom(12))
 
 
 # Leases are renewed at about a third: due from here on, looked at this often (parts of a lease).
