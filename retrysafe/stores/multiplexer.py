@@ -22,6 +22,7 @@ from retrysafe.stores.base import OnNews
 Connect = Callable[[], Awaitable[Any]]
 
 _SWEEP = 0.1
+_BLOCKED = 0.2  # a look that is so late (seconds) says that the loop was
 _PING_AFTER = 10.0
 _LIMIT = 20_000
 # Replies of a server that can't serve just now: the right one is a reconnect away.
@@ -86,6 +87,7 @@ class Multiplexer(asyncio.Protocol):
         self._paused = False
         self._opening: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._sweep_due = 0.0
         self._room: deque[asyncio.Future[None]] = deque()
         self._channels: dict[bytes, OnNews] = {}
         self._last_reply = self._loop.time()
@@ -121,7 +123,7 @@ class Multiplexer(asyncio.Protocol):
             self._flush_due = True
             self._loop.call_soon(self._flush)
         if self._sweeper is None:
-            self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
+            self._sweep_later()
         return entry.future
 
     async def subscribe(self, channel: bytes, on_news: OnNews) -> None:
@@ -289,10 +291,18 @@ class Multiplexer(asyncio.Protocol):
         if confirmed and (on_news := self._channels.get(channel)):
             on_news(None)
 
+    def _sweep_later(self) -> None:
+        self._sweep_due = self._loop.time() + _SWEEP
+        self._sweeper = self._loop.call_at(self._sweep_due, self._sweep)
+
     def _sweep(self) -> None:
         """Fail what is past its deadline; a reply that never comes condemns the connection."""
         self._sweeper = None
         now = self._loop.time()
+        if now - self._sweep_due > _BLOCKED:
+            # The loop stood still: commands may be on their way only now, or replies be unread.
+            self._sweep_later()
+            return
         stuck = bool(self._sent) and self._sent[0].deadline < now
         for queue in (self._sent, self._out):
             for entry in queue:
@@ -316,7 +326,7 @@ class Multiplexer(asyncio.Protocol):
         if self._room:
             self._make_room()
         if self._sweeper is None and (self._sent or self._out or self._channels):
-            self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
+            self._sweep_later()
 
     def _fail_all(self, reason: str) -> None:
         for entry in (*self._sent, *self._out):

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import uvloop
 
 from retrysafe import errors
 from retrysafe.desks import async_desk_for
 from retrysafe.events import listening
 from retrysafe.receipts import MAX_WAITERS, AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
-from retrysafe.stores.redis import RedisStore
+from retrysafe.stores.redis import COMMAND_DEADLINE, RedisStore
 from retrysafe.stores.wire import script
 from tests.conftest import OwnServer
 from tests.faults.proxy import Proxy
@@ -401,3 +402,21 @@ def test_threads_on_a_server_that_turns_read_only_see_no_error_but_ours(
             thread.join(30)
         door.close()
     assert others == []
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_loop_that_stood_still_is_no_outage_of_the_store(redis_url: str, loop: str) -> None:
+    async def main() -> None:
+        door = RedisStore(redis_url).open_async()
+        assert await door.command("ECHO", "first") == b"first"
+        for _ in range(3):
+            # The second one is to leave with the rest of its tick, which doesn't end.
+            asked = [asyncio.ensure_future(door.command("ECHO", word)) for word in ("a", "b")]
+            await asyncio.sleep(0)
+            time.sleep(COMMAND_DEADLINE + 0.3)  # noqa: ASYNC251  (what is tested)
+            assert await asyncio.gather(*asked) == [b"a", b"b"]
+        await door.close()
+
+    factory = uvloop.new_event_loop if loop == "uvloop" else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
