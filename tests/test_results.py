@@ -208,6 +208,50 @@ def test_C81_of_many_waiters_exactly_one_takes(store: Store) -> None:
     assert sum(isinstance(end, AlreadyTaken) for end in ends) == 49
 
 
+def test_B139_an_id_that_was_never_issued_is_waited_for_to_the_cap(
+    store: Store, wait: Wait
+) -> None:
+    """Nothing tells it from one that is pending: the cap, and the writer's own no, are the ends."""
+    with pytest.raises(ResultTimeout):
+        wait(ResultReader(store), "never-issued", timeout=0.2)
+
+
+def test_B141_a_reader_that_comes_before_the_result_never_fails_for_it(store: Store) -> None:
+    async def main() -> None:
+        reader, writer = ResultReader(store), ResultWriter(store)
+        for n in range(200):
+            asked = reader.wait(f"job-{n}", step="render", server="gpu-1", timeout=10)
+            reading = asyncio.ensure_future(asked)
+            await asyncio.sleep(0)
+            assert await writer.done(f"job-{n}", n)
+            assert (await reading).content == n
+
+    run(main(), limit=60)
+
+
+def test_B142_a_cancel_and_a_completion_race_to_one_end(store: Store) -> None:
+    async def main() -> None:
+        reader, writer = ResultReader(store), ResultWriter(store)
+        for n in range(500):
+            job = f"job-{n}"
+            ends = [writer.done(job, n), writer.error(job, "cancelled", retryable=False)]
+            finished, cancelled = await asyncio.gather(*(ends if n % 2 else reversed(ends)))
+            finished, cancelled = (finished, cancelled) if n % 2 else (cancelled, finished)
+            assert finished is not cancelled  # exactly one of them stands
+            asked = {"step": "render", "server": "gpu-1", "timeout": 5.0, "mode": "acknowledge"}
+            for _ in range(2):  # and every later look agrees
+                try:
+                    found: Any = await reader.wait(job, **asked)  # type: ignore[arg-type]
+                except StepFailed as failed:
+                    assert cancelled
+                    assert "cancelled" in failed.message
+                else:
+                    assert finished
+                    assert found.content == n
+
+    run(main(), limit=60)
+
+
 def test_a_job_has_one_result_read_or_unread(store: Store, wait: Wait) -> None:
     writer, reader = ResultWriter(store), ResultReader(store)
     assert writer.done_sync("job-1", 1)
