@@ -65,9 +65,9 @@ class Soak:
         self._stage = await asyncio.to_thread(Stage, self._plan(faults=True), self._out)
         try:
             await self._stage.open()
-            await self._burst()
             for _ in range(warm):
                 await self._round(faults=True)
+            await self._burst()  # as before the last figures: full pools are put beside full ones
             self.report.before = await self._at_rest()
             self._write("before", self.report.before)
             sampling = asyncio.create_task(self._sample_on())
