@@ -74,15 +74,13 @@ def routes(store: Store, pool: Executor) -> list[Route]:
         return JSONResponse({"status": "done"})
 
     async def recover(request: Request) -> JSONResponse:
-        """Go on with what others left; how many are still unfinished or parked."""
-        saga = sagas["async"]
-        await saga.recover()
-        left = len(await saga.unfinished()) + len(await saga.parked())
-        sync = sagas["sync"]
-        await in_thread(sync.recover_sync)
-        left += len(await in_thread(sync.unfinished_sync))
-        left += len(await in_thread(sync.parked_sync))
-        return JSONResponse({"left": left})
+        """Go on with what others left; what is unfinished all the same. A last step that may have
+        happened, can't be undone and is refused now is left to a person: an end, here."""
+        await sagas["async"].recover()
+        await in_thread(sagas["sync"].recover_sync)
+        left = await sagas["async"].unfinished()
+        left += await in_thread(sagas["sync"].unfinished_sync)
+        return JSONResponse({"left": [str(each) for each in left if each.parked != ("ship",)]})
 
     return [
         Route("/jobs/{colour}/{job}", wait),

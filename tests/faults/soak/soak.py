@@ -157,7 +157,7 @@ class Soak:
         async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
             while True:
                 answers = [await client.post(f"{each.base}/sagas") for each in self._stage.workers]
-                if all(each.json() == {"left": 0} for each in answers):
+                if all(each.json() == {"left": []} for each in answers):
                     return
                 if time.monotonic() > end:
                     self.report.broken.append(f"sagas are left: {[a.text for a in answers]}")
