@@ -24,7 +24,7 @@ SETS = "two SETs by redis-py"
 FROM_REDIS = "retrysafe, from Redis, replay"
 
 
-def _orders() -> Callable[[], str]:
+def fresh_orders() -> Callable[[], str]:
     head, numbers = str(uuid.uuid4()), itertools.count()
     return lambda: f"{head}-{next(numbers)}"
 
@@ -128,7 +128,7 @@ def _powertools(url: str, work: Callable[[str], object]) -> Callable[[str], obje
     return lambda order: decorated(order=order)
 
 
-async def _async_round(
+async def async_round(
     call: Callable[[str], Awaitable[object]], order: Callable[[], str], calls: int, tasks: int
 ) -> tuple[float, float]:
     left = iter(range(calls))
@@ -169,8 +169,8 @@ def run_async(url: str, rounds: int, calls: int, tasks: int) -> Seen:
                     again = f"again-{tasks}-{name}"
                     if not fresh:
                         await call(again)
-                    order = _orders() if fresh else lambda again=again: again
-                    figures = await _async_round(call, order, calls, tasks)
+                    order = fresh_orders() if fresh else lambda again=again: again
+                    figures = await async_round(call, order, calls, tasks)
                     if number:  # the first round warms up
                         seen.setdefault(row, []).append(figures)
         return seen
@@ -188,7 +188,7 @@ def run_sync(url: str, rounds: int, calls: int) -> Seen:
                 again = f"again-sync-{name}"
                 if not fresh:
                     call(again)
-                order = _orders() if fresh else lambda again=again: again
+                order = fresh_orders() if fresh else lambda again=again: again
                 figures = _sync_round(call, order, calls)
                 if number:
                     seen.setdefault(row, []).append(figures)

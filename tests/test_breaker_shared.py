@@ -28,7 +28,7 @@ from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
 from tests.conftest import OwnServer
 from tests.servers import Server
-from tests.support import run, until, wait_until
+from tests.support import admitted, run, until, wait_until
 
 SPAWN = mp.get_context("spawn")
 NAMESPACE = "test"
@@ -68,14 +68,6 @@ def key(name: str) -> str:
 def commands(client: redis.Redis) -> int:
     stats = client.info("commandstats")
     return sum(stats.get(f"cmdstat_{each}", {"calls": 0})["calls"] for each in ("eval", "evalsha"))
-
-
-def admitted(breaker: CircuitBreaker) -> bool:
-    try:
-        breaker.acquire().release()
-    except BreakerOpen:
-        return False
-    return True
 
 
 def tripped(url: str, name: str, **rules: Any) -> CircuitBreaker:

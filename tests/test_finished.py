@@ -112,6 +112,15 @@ async def replayed(receipts: AsyncReceipts, call: Call = CALL) -> None:
     assert len(records._found) > 0
 
 
+async def runs_again(receipts: AsyncReceipts) -> bool:
+    """Whether the call is not answered from a record any more."""
+    got = await receipts.begin(CALL)
+    if isinstance(got, Record):
+        return False
+    await got.release()
+    return True
+
+
 def commands(client: redis.Redis) -> int:
     return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
 
@@ -170,15 +179,7 @@ def test_a_forget_elsewhere_is_heard(redis_url: Url) -> None:
             await (await held(receipts, CALL)).finish(b"result", 60)
             await replayed(receipts)
             assert await asyncio.to_thread(elsewhere.forget, CALL)
-
-            async def runs_again() -> bool:
-                got = await receipts.begin(CALL)
-                if isinstance(got, Record):
-                    return False
-                await got.release()
-                return True
-
-            await until(runs_again)
+            await until(lambda: runs_again(receipts))
 
     run(main())
 
@@ -196,15 +197,7 @@ def test_a_forget_while_the_connection_is_cut_is_made_good_by_the_next_one(
         with redis.Redis.from_url(redis_url) as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             await asyncio.to_thread(elsewhere.forget, CALL)
-
-        async def runs_again() -> bool:
-            got = await receipts.begin(CALL)
-            if isinstance(got, Record):
-                return False
-            await got.release()
-            return True
-
-        await until(runs_again)
+        await until(lambda: runs_again(receipts))
 
     run(main())
 

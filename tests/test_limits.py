@@ -178,7 +178,7 @@ def test_B144_duplicates_over_the_limit_are_answered_at_once_and_other_keys_are_
         assert [each.status for each in others] == [200] * 50
         with redis.Redis.from_url(redis_url) as client:
             before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # what they ask in a second is what is counted
             asked = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
         assert asked <= 20  # for all fifty waiters together: their owner is in this process
         refused = [each.result() for each in duplicates if each.done()]

@@ -20,13 +20,13 @@ from retrysafe import (
     open_store,
 )
 from retrysafe.desks import async_desk_for
-from retrysafe.errors import AlreadyTaken, BreakerOpen
+from retrysafe.errors import AlreadyTaken
 from retrysafe.receipts import MAX_WAITERS, AsyncReceipts, Call, Receipts
 from retrysafe.records import Record
 from retrysafe.stores.cluster import ClusterStore
 from tests.receipting import held, policy
 from tests.servers import Cluster
-from tests.support import run, until, wait_until
+from tests.support import admitted, run, until, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +107,4 @@ def test_a_forget_and_a_breakers_move_cross_the_nodes(
         )
         idle.acquire().success()
         other.acquire().failure()
-        wait_until(lambda idle=idle: not _admitted(idle), limit=20)
-
-
-def _admitted(breaker: CircuitBreaker) -> bool:
-    try:
-        breaker.acquire().release()
-    except BreakerOpen:
-        return False
-    return True
+        wait_until(lambda idle=idle: not admitted(idle), limit=20)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import redis
 
-from retrysafe.stores.doors import door
 from retrysafe.stores.multiplexer import pack
 from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.redis import RedisStore, thread_pool
@@ -118,11 +117,12 @@ def test_a_server_that_is_down_takes_no_place_in_the_pool(own_server: OwnServer)
 
 def test_a_command_after_all_idle_connections_were_cut_is_answered(own_server: OwnServer) -> None:
     server = own_server()
-    store = RedisStore(server.url)
+    backend = RedisStore(server.url).open()
     with ThreadPoolExecutor(30) as threads:
-        list(threads.map(lambda _: door(store).command("PING"), range(100)))  # type: ignore[attr-defined]
+        list(threads.map(lambda _: backend.command("PING"), range(100)))
     with server.client() as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         for _ in range(5):
-            assert door(store).command("ECHO", "x") == b"x"  # type: ignore[attr-defined]
+            assert backend.command("ECHO", "x") == b"x"
         wait_until(lambda: len(client.client_list()) == 2)  # this one, and a single new one
+    backend.close()

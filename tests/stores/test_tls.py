@@ -8,7 +8,7 @@ import datetime
 import ipaddress
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from cryptography.x509.oid import NameOID
 from retrysafe import errors
 from retrysafe.receipts import AsyncReceipts, Receipts
 from retrysafe.records import Record
+from retrysafe.stores import Store
 from retrysafe.stores.cluster import ClusterStore
 from retrysafe.stores.redis import RedisStore
 from retrysafe.stores.sentinel import SentinelStore
@@ -97,6 +98,30 @@ async def _pass(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
     target.close()
 
 
+def is_served(store: Callable[[], Store], payload: bytes = b"r") -> None:
+    """What a coroutine records through one store, a thread reads through another."""
+
+    async def main() -> None:
+        await (await held(AsyncReceipts(store(), policy()))).finish(payload, 60)
+
+    run(main())
+    got = Receipts(store(), policy()).begin(CALL)
+    assert isinstance(got, Record)
+    assert got.payload == payload
+
+
+def is_refused(store: Store) -> None:
+    """In both colours."""
+
+    async def main() -> None:
+        with pytest.raises(errors.StoreUnavailable):
+            await AsyncReceipts(store, policy()).begin(CALL)
+
+    run(main())
+    with pytest.raises(errors.StoreUnavailable):
+        Receipts(store, policy()).begin(CALL)
+
+
 @pytest.fixture
 def relayed(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A node that can be reached by TLS at the port it announces; its host, the certificate."""
@@ -116,26 +141,12 @@ def relayed(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 def test_a_cluster_is_reached_by_tls(relayed: tuple[str, Path], form: str) -> None:
     place, certified = relayed
     url = form.format(place) + f"ssl_ca_certs={certified}"
-
-    async def main() -> None:
-        receipts = AsyncReceipts(ClusterStore(url, "tls"), policy())
-        await (await held(receipts)).finish(b"r", 60)
-
-    run(main())
-    assert isinstance(Receipts(ClusterStore(url, "tls"), policy()).begin(CALL), Record)
+    is_served(lambda: ClusterStore(url, "tls"))
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(relayed: tuple[str, Path]) -> None:
     place, _ = relayed
-    store = ClusterStore(f"rediss+cluster://{place}", "tls")
-
-    async def main() -> None:
-        with pytest.raises(errors.StoreUnavailable):
-            await AsyncReceipts(store, policy()).begin(CALL)
-
-    run(main())
-    with pytest.raises(errors.StoreUnavailable):
-        Receipts(store, policy()).begin(CALL)
+    is_refused(ClusterStore(f"rediss+cluster://{place}", "tls"))
 
 
 # One server
@@ -152,27 +163,11 @@ def alone(own_server: OwnServer, tmp_path: Path) -> Iterator[tuple[str, Path]]:
 def test_a_server_is_reached_by_tls(alone: tuple[str, Path]) -> None:
     place, certified = alone
     url = f"{place}?ssl_ca_certs={certified}"
-
-    async def main() -> None:
-        receipts = AsyncReceipts(RedisStore(url, "tls"), policy())
-        await (await held(receipts)).finish(b"r" * 100_000, 60)  # on the lane of large values
-
-    run(main())
-    got = Receipts(RedisStore(url, "tls"), policy()).begin(CALL)
-    assert isinstance(got, Record)
-    assert got.payload == b"r" * 100_000
+    is_served(lambda: RedisStore(url, "tls"), b"r" * 100_000)  # on the lane of large values
 
 
 def test_a_server_whose_certificate_nobody_vouches_for_is_refused(alone: tuple[str, Path]) -> None:
-    store = RedisStore(alone[0], "tls")
-
-    async def main() -> None:
-        with pytest.raises(errors.StoreUnavailable):
-            await AsyncReceipts(store, policy()).begin(CALL)
-
-    run(main())
-    with pytest.raises(errors.StoreUnavailable):
-        Receipts(store, policy()).begin(CALL)
+    is_refused(RedisStore(alone[0], "tls"))
 
 
 # Sentinels
@@ -194,22 +189,8 @@ def guarded(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 def test_sentinels_are_asked_by_tls(guarded: tuple[str, Path]) -> None:
     place, certified = guarded
     url = f"{place}?sentinel_tls=true&ssl_ca_certs={certified}"
-
-    async def main() -> None:
-        receipts = AsyncReceipts(SentinelStore(url, "tls"), policy())
-        await (await held(receipts)).finish(b"r", 60)
-
-    run(main())
-    assert isinstance(Receipts(SentinelStore(url, "tls"), policy()).begin(CALL), Record)
+    is_served(lambda: SentinelStore(url, "tls"))
 
 
 def test_a_sentinel_that_nobody_vouches_for_names_no_primary(guarded: tuple[str, Path]) -> None:
-    store = SentinelStore(f"{guarded[0]}?sentinel_tls=true", "tls")
-
-    async def main() -> None:
-        with pytest.raises(errors.StoreUnavailable):
-            await AsyncReceipts(store, policy()).begin(CALL)
-
-    run(main())
-    with pytest.raises(errors.StoreUnavailable):
-        Receipts(store, policy()).begin(CALL)
+    is_refused(SentinelStore(f"{guarded[0]}?sentinel_tls=true", "tls"))

@@ -3,7 +3,8 @@
 -- ARGV    1 token, 2 fingerprint, 3 lease (µs), 4 ttl (ms), 5 inbox ("" for none),
 --         6 "1" to take an abandoned receipt over, 7 own request ID, length-prefixed
 -- reply   {answer, number, value}: 1 taken (fence; the record, where it names a predecessor) ·
---         3 done (TTL left in ms, record) · 4 running (µs left, "") · 5 mismatch · 6 abandoned (0, record) · 7 not a receipt of ours
+--         3 done (TTL left in ms, record) · 4 running (µs left, "") · 5 mismatch ·
+--         6 abandoned (0, record) · 7 not a receipt of ours
 local kind = redis.call('TYPE', KEYS[1])['ok']
 if kind ~= 'string' and kind ~= 'none' then return {7, 0, kind} end
 local value = redis.call('GET', KEYS[1])
