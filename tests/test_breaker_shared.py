@@ -361,7 +361,7 @@ def test_an_operators_word_is_heard_at_once(url: str, name: str, client: redis.R
 def test_a_closing_is_heard_by_those_who_still_refuse(
     url: str, name: str, client: redis.Redis
 ) -> None:
-    idle, other = still(url, name), tripped(url, name, open_for=0.05)
+    idle, other = still(url, name), tripped(url, name, open_for=3)  # time for it to be refused
     assert not admitted(idle)  # for as long as its clock stands
     wait_until(lambda: heard_by(client, name) == 2)
     wait_until(lambda: other.state == "half-open")
