@@ -7,6 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import redis
@@ -23,6 +24,11 @@ from retrysafe.stores.multiplexer import Multiplexer, ServerError, pack
 from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.replicas import AsyncReplication, confirm_now, is_due
 from retrysafe.stores.wire import Wire, script
+
+# redis-py and sockets load these at their first use, which is too late: a child that is forked
+# while another thread loads a module would wait for that thread without end.
+for _each in ("email.parser", "encodings.idna"):
+    import_module(_each)
 
 # "503 within 2 s": one command's whole time, reconnects and resends included.
 COMMAND_DEADLINE = 1.5

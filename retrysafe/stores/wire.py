@@ -19,8 +19,16 @@ _BEFORE = {
 }
 
 
+# Read here, not at the first call: a child that is forked while another thread loads something
+# would wait for that thread, which it doesn't have, without end.
+_TEXTS = {
+    each.name.removesuffix(".lua"): each.read_bytes()
+    for each in resources.files("retrysafe.stores").joinpath("lua").iterdir()
+}
+
+
 def _text(name: str) -> bytes:
-    return resources.files("retrysafe.stores").joinpath("lua", f"{name}.lua").read_bytes()
+    return _TEXTS[name]
 
 
 @cache

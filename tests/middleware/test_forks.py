@@ -8,6 +8,8 @@ import http.client
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,3 +174,31 @@ def test_O88_gunicorn_preloads_an_app_that_used_the_store_at_import(
     finally:
         worker.kill()
     assert ledger.count("started") == ledger.count("moved") == 20
+
+
+FIRST_CALLS = """
+import asyncio, sys
+from retrysafe import open_store
+from retrysafe.decorators import idempotent
+
+store = open_store(sys.argv[1])
+
+@idempotent(key="n", store=store)
+def pay(n): return n
+
+@idempotent(key="n", store=store)
+async def order(n): return n
+
+before = set(sys.modules)
+pay(1), pay(1)
+asyncio.run(order(1))
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_first_calls_load_no_module(redis_url: str) -> None:
+    """Given a child that is forked while another thread makes the process's first call, then it
+    need not wait for what that thread, which it doesn't have, was loading."""
+    program = [sys.executable, "-c", FIRST_CALLS, redis_url]
+    ended = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout == "[]\n"
