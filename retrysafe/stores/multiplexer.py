@@ -299,8 +299,12 @@ class Multiplexer(asyncio.Protocol):
         """Fail what is past its deadline; a reply that never comes condemns the connection."""
         self._sweeper = None
         now = self._loop.time()
-        if now - self._sweep_due > _BLOCKED:
+        late = now - self._sweep_due
+        if late > _BLOCKED:
             # The loop stood still: commands may be on their way only now, or replies be unread.
+            # That time is not the server's.
+            for entry in (*self._sent, *self._out):
+                entry.deadline = min(entry.deadline + late, now + self._deadline)
             self._sweep_later()
             return
         stuck = bool(self._sent) and self._sent[0].deadline < now
