@@ -17,11 +17,10 @@ from urllib.parse import urlsplit
 import redis
 from redis.crc import key_slot
 
+from tests.guard import Guard
+
 READY_WITHIN = 20.0
 """Seconds a server may take until it answers PING."""
-
-# Waits until the tests' process is gone, however it went, and clears up after it.
-GUARD = 'read -r _; kill -9 "$1"; rm -rf "$2"'
 
 Config = Mapping[str, object] | Sequence[str]
 
@@ -86,7 +85,7 @@ class Server:
         self.config = dict(config) if isinstance(config, Mapping) else {}
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
         self._paused = False
         try:
             self.start()
@@ -158,13 +157,7 @@ class Server:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
-        # The pipe's other end closes when this process ends, even by SIGKILL.
-        self._guard = subprocess.Popen(
-            ["sh", "-c", GUARD, "guard", str(self._process.pid), str(self.directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._guard = Guard(self._process.pid, self.directory)
 
     def _command(self) -> list[str]:
         command = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1"]
@@ -190,8 +183,7 @@ class Server:
         process, self._process = self._process, None
         guard, self._guard = self._guard, None
         if guard is not None:
-            guard.kill()
-            guard.communicate()
+            guard.off()
         if process is None:
             return
         if self._paused and process.poll() is None:

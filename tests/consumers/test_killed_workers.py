@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.guard import Guard
 from tests.support import wait_until
 
 VISIBILITY_TIMEOUT = 2  # seconds, as in apps/celery_app.py
@@ -51,7 +52,7 @@ class Queue:
         self.kind = kind
         self.bank = redis.Redis.from_url(broker_url, decode_responses=True)
         self._surroundings = {**os.environ, "BROKER_URL": broker_url, "RECEIPTS_URL": redis_url}
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._workers: dict[subprocess.Popen[bytes], Guard] = {}
 
     def send(self, message_id: str, order: str) -> None:
         """As a producer does, in a process of its own."""
@@ -75,14 +76,14 @@ class Queue:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._workers.append(worker)
+        self._workers[worker] = Guard(-worker.pid)
         return worker
 
     def kill(self, worker: subprocess.Popen[bytes]) -> None:
         """SIGKILL, the worker and its children."""
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
-        self._workers.remove(worker)
+        self._workers.pop(worker).off()
 
     def seconds_unacknowledged(self) -> float:
         """How long Celery's messages have been with a worker, the last one taken."""

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.guard import Guard
 from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,6 +57,7 @@ class Worker:
         self.process = subprocess.Popen(
             command(server, self.port), env=environ, start_new_session=True
         )
+        self._guard = Guard(-self.process.pid)
         end = time.monotonic() + 30
         while not self._answers():
             assert self.process.poll() is None, "the worker ended at its start"
@@ -75,6 +77,7 @@ class Worker:
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
         self.process.wait()
+        self._guard.off()
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, default="single", help="of server")
     parser.add_argument("--no-shrink", action="store_true")
     asked = parser.parse_args()
+    asked.out = asked.out.resolve()  # the workers' own directory is another
     first = random.randrange(1_000_000) if asked.seed is None else asked.seed
     print(f"seeds {first} to {first + asked.seeds - 1}", flush=True)
     plans = [

@@ -14,7 +14,7 @@ import httpx
 
 from tests.faults.campaign import effects, faults
 from tests.faults.campaign.history import Run, Seen
-from tests.faults.campaign.plan import Asked, Fault, Plan
+from tests.faults.campaign.plan import DOORS, Asked, Fault, Plan
 from tests.faults.campaign.stage import Stage, Worker
 
 PATIENCE = 25.0
@@ -100,7 +100,7 @@ class Driver:
         """Every door once, with a duplicate, so that pools and subscriptions stand."""
         async with asyncio.TaskGroup() as group:
             for worker in self._stage.workers:
-                for door in ("http", "async", "sync"):
+                for door in sorted(set(DOORS)):
                     key = f"s{self._plan.seed}-warm-{door}"
                     asked = Asked(0.0, worker.number, door, "alice", key, "a", 0.2)
                     for _ in range(2):

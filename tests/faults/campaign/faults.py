@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
 import time
@@ -82,12 +83,18 @@ async def _pause(stage: Stage, worker: Worker, fault: Fault) -> None:
 
 async def _block(stage: Stage, worker: Worker, fault: Fault) -> None:
     since = time.monotonic()
-    try:
+    with contextlib.suppress(httpx.TransportError):  # killed meanwhile
         async with httpx.AsyncClient(timeout=10) as client:
             await client.get(f"{worker.base}/block", params={"seconds": fault.seconds})
-    except httpx.TransportError:
-        pass  # killed meanwhile
     stage.disturb("process", fault.name, since, time.monotonic(), worker.name)
+
+
+async def _step_clock(stage: Stage, worker: Worker, fault: Fault) -> None:
+    """By hours, on or back: nothing depends on it, so it excuses nothing."""
+    seconds = 5000 * (-1) ** int(fault.at * 1000)
+    with contextlib.suppress(httpx.TransportError):  # killed meanwhile
+        async with httpx.AsyncClient(timeout=10) as client:
+            await client.get(f"{worker.base}/step-clock", params={"seconds": seconds})
 
 
 # The way to the server
@@ -302,6 +309,7 @@ _WORKER: dict[str, Callable[[Stage, Worker, Fault], Awaitable[None]]] = {
     "pause": _pause,
     "block": _block,
     "terminate": _terminate,
+    "step-clock": _step_clock,
     "cut": _cut,
     "lose-replies": _cut,
     "cut-commands": _cut,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from tests.faults.campaign.history import Rules
 
 RULES = Rules(lease=1.0, wait=5.0, permit_lease=1.0, probes=1)
-DOORS = ("http", "http", "async", "sync")
+DOORS = ("http", "http", "http", "async", "async", "sync", "sync", "fork")
 LOAD = 3.5  # seconds in which the calls are made
 
-WORKER_FAULTS = ("kill", "pause", "block", "terminate")
+WORKER_FAULTS = ("kill", "pause", "block", "terminate", "step-clock")
 SERVER_FAULTS = (
     "restart",
     "flush-scripts",
@@ -46,6 +46,7 @@ KINDS = ("single", "sentinel", "cluster")
 
 # These last for a moment, whatever else they do.
 INSTANT = {
+    "step-clock",
     "flush-scripts",
     "kill-clients",
     "kill-subscribers",

@@ -18,6 +18,7 @@ import redis
 from tests.faults.campaign.history import Disturbance, Kind
 from tests.faults.campaign.plan import Plan
 from tests.faults.proxy import Proxy
+from tests.guard import Guard
 from tests.servers import Cluster, Replicated, Server, free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -72,6 +73,7 @@ class Worker:
         self._plan = plan
         self._times = -1
         self.process: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
         self._errors = (out / f"w{number}.stderr").open("ab")
 
     @property
@@ -106,6 +108,8 @@ class Worker:
             stderr=self._errors,
             start_new_session=True,
         )
+        self._off()
+        self._guard = Guard(-self.process.pid)
 
     async def ready(self) -> None:
         end = time.monotonic() + READY_WITHIN
@@ -147,7 +151,12 @@ class Worker:
         self.signal(signal.SIGKILL)
         if self.process is not None:
             self.process.wait(10)
+        self._off()
         self._errors.close()
+
+    def _off(self) -> None:
+        if self._guard is not None:
+            self._guard.off()
 
 
 class Stage:

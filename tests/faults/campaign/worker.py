@@ -1,4 +1,5 @@
-"""A worker process: an app behind the middleware, keyed functions of both colours, a breaker.
+"""A worker process: an app behind the middleware, keyed functions of both colours and in forked
+children, a breaker.
 
 Every execution is noted in the effect log, and so is every moment in which this process or its
 event loop did not get to run.
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import faulthandler
+import json
 import os
 import secrets
 import threading
@@ -44,6 +47,7 @@ pool = ThreadPoolExecutor(64)
 
 _BEAT = 0.02
 _LAG = 0.1
+_HUNG = 15.0
 _PADS = (0, 0, 200, 6000, 100_000)  # some results ride in the message, some don't, some are bulky
 
 
@@ -106,6 +110,13 @@ def charge_sync(scope: str, key: str, variant: str) -> Result:
     return result
 
 
+@idempotent(key=("scope", "key"), namespace="fork", store=store)
+def charge_forked(scope: str, key: str, variant: str) -> Result:
+    with executing("fork", scope, key, variant) as result:
+        time.sleep(_ask.get().seconds)
+    return result
+
+
 async def order(request: Request) -> JSONResponse:
     """Behind the middleware."""
     asked = await request.json()
@@ -121,24 +132,58 @@ _WORDS: dict[type[errors.RetrySafeError], str] = {
     errors.StoreUnavailable: "store-unavailable",
 }
 
+Told = tuple[int, dict[str, str]]
+
+
+def _refused(error: Exception) -> Told:
+    """How a call that had no result is answered. Raises what is none of its refusals."""
+    if isinstance(error, Failed):
+        return 500, {"type": "failed"}
+    if not isinstance(error, errors.RetrySafeError):
+        raise error
+    word = _WORDS.get(type(error), type(error).__name__)
+    return 409, {"type": f"urn:retrysafe:problem:{word}"}
+
+
+def _forked(args: tuple[str, str, str]) -> Told:
+    """The call in a child of this process, which is gone when it is answered."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(theirs)
+        with os.fdopen(ours, "rb") as answer:
+            told = answer.read()
+        os.waitpid(child, 0)
+        return tuple(json.loads(told))  # type: ignore[return-value]
+    try:
+        faulthandler.dump_traceback_later(_HUNG)  # into this worker's log: where it hangs
+        try:
+            answered: Told = 201, vars(charge_forked(*args))
+        except Exception as error:
+            answered = _refused(error)
+        os.write(theirs, json.dumps(answered).encode())
+    finally:
+        os._exit(0)
+
 
 async def function(request: Request) -> JSONResponse:
     """In front of the keyed functions."""
     asked = await request.json()
     scope = request.headers["authorization"]
     args = (scope, asked["key"], asked["variant"])
+    run, loop = contextvars.copy_context().run, asyncio.get_running_loop()
     try:
-        if request.path_params["colour"] == "async":
-            result = await charge(*args)
-        else:
-            run = contextvars.copy_context().run
-            loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(pool, run, charge_sync, *args)
-    except errors.RetrySafeError as error:
-        word = _WORDS.get(type(error), type(error).__name__)
-        return JSONResponse({"type": f"urn:retrysafe:problem:{word}"}, status_code=409)
-    except Failed:
-        return JSONResponse({"type": "failed"}, status_code=500)
+        match request.path_params["door"]:
+            case "async":
+                result = await charge(*args)
+            case "sync":
+                result = await loop.run_in_executor(pool, run, charge_sync, *args)
+            case _:
+                status, body = await loop.run_in_executor(pool, run, _forked, args)
+                return JSONResponse(body, status_code=status)
+    except (errors.RetrySafeError, Failed) as error:
+        status, body = _refused(error)
+        return JSONResponse(body, status_code=status)
     return JSONResponse(vars(result), status_code=201)
 
 
@@ -197,6 +242,13 @@ async def probe(request: Request) -> JSONResponse:
 async def block(request: Request) -> JSONResponse:
     """Hold up the event loop, as a call that forgot its `await` does."""
     time.sleep(float(request.query_params["seconds"]))  # noqa: ASYNC251
+    return JSONResponse({})
+
+
+async def step_clock(request: Request) -> JSONResponse:
+    """Set this host's wall clock on, or back, by so many seconds more."""
+    seconds, read = float(request.query_params["seconds"]), time.time
+    time.time = lambda: read() + seconds
     return JSONResponse({})
 
 
@@ -260,9 +312,10 @@ async def lifespan(app: Any) -> AsyncIterator[None]:
 app = Starlette(
     routes=[
         Route("/orders", order, methods=["POST"]),
-        Route("/functions/{colour}", function, methods=["POST"]),
+        Route("/functions/{door}", function, methods=["POST"]),
         Route("/probe", probe, methods=["POST"]),
         Route("/block", block),
+        Route("/step-clock", step_clock),
         Route("/gauges", gauges),
         Route("/ready", ready),
         *flows.routes(store, pool),

@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--steady", type=int, default=8, help="rounds without faults at the end")
     parser.add_argument("--out", type=Path, default=Path("soak-out"), help="samples, broken rounds")
     asked = parser.parse_args()
+    asked.out = asked.out.resolve()  # the workers' own directory is another
     seed = random.randrange(1_000_000) if asked.seed is None else asked.seed
     print(f"seed {seed}, samples in {asked.out}/samples.jsonl", flush=True)
     end: list[float] = []
