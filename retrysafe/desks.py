@@ -10,33 +10,28 @@ import os
 import threading
 import time
 import weakref
-from base64 import urlsafe_b64encode
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 from retrysafe import commands as c
 from retrysafe.commands import Answer, Reply
 from retrysafe.events import Event, emit
 from retrysafe.finished import FinishedRecords
 from retrysafe.flights import Flights
-from retrysafe.flow import Execute, Listen, Sleep, Spawn, Taken, Wait
+from retrysafe.flow import Flow, Taken, awaitable, new_token
 from retrysafe.stores.base import Store
 from retrysafe.stores.doors import async_door, door
 from retrysafe.wakers import AsyncWaker, ThreadWaker
 
 logger = logging.getLogger("retrysafe")
 
+T = TypeVar("T")
+
 # The renewal thread looks up this often, so that an idle one ends soon (seconds).
 _LINGER = 1.0
 # How long (seconds) a subscription may take, and a refused one is not asked for again.
 _HEAR = 1.0
 _DEAF = 5.0
-
-
-def new_token() -> bytes:
-    """16 printable bytes, unguessable and unique."""
-    # From the system each time: bytes kept here would come twice from a machine that is cloned.
-    return urlsafe_b64encode(os.urandom(12))
 
 
 # Leases are renewed at about a third: due from here on, looked at this often (parts of a lease).
@@ -62,7 +57,7 @@ def renewals(held: Iterable[Taken], now: float) -> list[tuple[Taken, c.Renew]]:
             taken,
             c.Renew(
                 taken.claim.digest,
-                taken.claim.token,
+                taken.token,
                 c.micros(taken.claim.policy.lease),
                 c.millis(taken.claim.policy.ttl_for(None)),
             ),
@@ -114,6 +109,19 @@ def note_renewals(
                 logger.exception("what was to be done about a lost lease failed")
 
 
+def run(flow: Flow[T]) -> T:
+    """Run a flow of a thread's desk to its end, on this thread."""
+    try:
+        flow.send(None)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+    raise RuntimeError("a thread's flow has nothing to wait for")
+
+
+def _handed_on(coroutine: Coroutine[Any, Any, T]) -> Flow[T]:
+    return cast(Flow[T], coroutine)  # a flow's `yield from` takes both
+
+
 class _Desk:
     """What both colours have: the flights, the inbox, the receipts whose leases are renewed."""
 
@@ -160,36 +168,25 @@ class AsyncDesk(_Desk):
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def run(self, flow: Generator[Any, Any, Any]) -> Any:
-        """Drive a flow to its end."""
-        step: Any = flow.send
-        given: Any = None
-        while True:
-            try:
-                effect = step(given)
-            except StopIteration as stop:
-                return stop.value
-            step = flow.send
-            try:
-                if type(effect) is Execute:
-                    given = await self.door.execute(effect.command)
-                elif type(effect) is Wait:
-                    given = await effect.waker.wait(effect.seconds)
-                elif type(effect) is Sleep:
-                    await asyncio.sleep(effect.seconds)
-                    given = None
-                elif type(effect) is Listen:
-                    given = await self._listen(effect.seconds)
-                else:
-                    assert type(effect) is Spawn
-                    self.spawn(effect.flow)
-                    given = None
-            except BaseException as error:
-                step, given = flow.throw, error
+    # What a flow asks for: coroutines, which its generator hands on to the event loop.
 
-    def spawn(self, flow: Generator[Any, Any, Any]) -> None:
-        """Drive a flow in a task of its own."""
-        task = self.loop.create_task(self.run(flow), name="retrysafe-background")
+    def execute(self, command: c.Command) -> Flow[Reply]:
+        return _handed_on(self.door.execute(command))
+
+    def wait(self, waker: Any, seconds: float) -> Flow[Any]:
+        return _handed_on(waker.wait(seconds))
+
+    def sleep(self, seconds: float) -> Flow[None]:
+        return _handed_on(asyncio.sleep(seconds))
+
+    def listen(self, seconds: float) -> Flow[bool]:
+        return _handed_on(self._listen(seconds))
+
+    def spawn(self, flow: Flow[Any]) -> None:
+        async def alone() -> None:
+            await awaitable(flow)
+
+        task = self.loop.create_task(alone(), name="retrysafe-background")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -264,38 +261,27 @@ class Desk(_Desk):
         self._held_changed = threading.Condition(threading.Lock())
         self._renewer: threading.Thread | None = None
 
-    def run(self, flow: Generator[Any, Any, Any]) -> Any:
-        """Drive a flow to its end, on the caller's thread."""
-        step: Any = flow.send
-        given: Any = None
-        while True:
-            try:
-                effect = step(given)
-            except StopIteration as stop:
-                return stop.value
-            step = flow.send
-            try:
-                if type(effect) is Execute:
-                    given = self.door.execute(effect.command)
-                elif type(effect) is Wait:
-                    given = effect.waker.wait(effect.seconds)
-                elif type(effect) is Sleep:
-                    time.sleep(effect.seconds)
-                    given = None
-                elif type(effect) is Listen:
-                    given = self._listen(effect.seconds)
-                else:
-                    assert type(effect) is Spawn
-                    self.spawn(effect.flow)
-                    given = None
-            except BaseException as error:
-                step, given = flow.throw, error
+    # What a flow asks for: done at once, so that none of these ever yields.
 
-    def spawn(self, flow: Generator[Any, Any, Any]) -> None:
-        """Drive a flow in a thread of its own."""
-        threading.Thread(
-            target=self.run, args=(flow,), name="retrysafe-background", daemon=True
-        ).start()
+    def execute(self, command: c.Command) -> Flow[Reply]:
+        return self.door.execute(command)
+        yield
+
+    def wait(self, waker: Any, seconds: float) -> Flow[Any]:
+        return waker.wait(seconds)
+        yield
+
+    def sleep(self, seconds: float) -> Flow[None]:
+        time.sleep(seconds)
+        return
+        yield
+
+    def listen(self, seconds: float) -> Flow[bool]:
+        return self._listen(seconds)
+        yield
+
+    def spawn(self, flow: Flow[Any]) -> None:
+        threading.Thread(target=run, args=(flow,), name="retrysafe-background", daemon=True).start()
 
     def hold(self, taken: Taken) -> None:
         """Renew a receipt's lease until `drop`."""

@@ -1,14 +1,19 @@
-"""The receipt protocol, written once: generators that yield what they need and get its answer.
+"""The receipt protocol, written once, for both colours: generators that leave all that takes time
+to their desk (`retrysafe.desks`).
 
-Two drivers run them: `AsyncDesk` and `Desk` in `receipts`. Nothing here knows a clock's colour.
+An event loop's desk yields futures, and its flows are awaited; a thread's does at once what it is
+asked, and its flows never yield.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Generator
+import types
+from base64 import urlsafe_b64encode
+from collections.abc import Awaitable, Callable, Generator
 from hashlib import blake2b
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -47,42 +52,22 @@ _LATE = 1 / 3
 NO_KEYS = "it is encrypted, and RETRYSAFE_ENCRYPTION_KEYS is not set in this process"
 
 
-class Execute(Value, frozen=True):
-    """Run a command; answered by its Reply."""
-
-    command: c.Command
-
-
-class Wait(Value, frozen=True):
-    """Sleep on a waker for at most `seconds`; answered by its signal, or None."""
-
-    waker: Any
-    seconds: float
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+Flow = Generator[Any, Any, T]
 
 
-class Sleep(Value, frozen=True):
-    """Sleep for `seconds`."""
-
-    seconds: float
+def _flow(function: F) -> F:
+    return cast(F, types.coroutine(function))
 
 
-class Listen(Value, frozen=True):
-    """Make sure that the inbox is subscribed; answered by whether it is."""
-
-    seconds: float
-
-
-class Spawn(Value, frozen=True):
-    """Let a flow go on by itself, in the background."""
-
-    flow: Generator[Any, Any, Any]
-
-
-Effect = Execute | Wait | Sleep | Listen | Spawn
+def awaitable(flow: Flow[T]) -> Awaitable[T]:
+    """A flow, as an event loop takes it."""
+    return cast(Awaitable[T], flow)  # `_flow` has made it one
 
 
 class FlowDesk(Protocol):
-    """What a flow needs of the process it runs in."""
+    """What a flow needs of the process, or event loop, that it runs in."""
 
     flights: Flights
     finished: FinishedRecords
@@ -90,9 +75,27 @@ class FlowDesk(Protocol):
     listening: bool
     max_waiters: int
 
+    def execute(self, command: c.Command) -> Flow[c.Reply]:
+        """Ask the store."""
+        ...
+
+    def wait(self, waker: Any, seconds: float) -> Flow[Any]:
+        """Sleep on a waker for at most `seconds`: its signal, or None."""
+        ...
+
+    def sleep(self, seconds: float) -> Flow[None]: ...
+
+    def listen(self, seconds: float) -> Flow[bool]:
+        """Make sure, for at most `seconds`, that the inbox is subscribed: whether it is."""
+        ...
+
+    def spawn(self, flow: Flow[Any]) -> None:
+        """Let a flow go on by itself, in the background."""
+        ...
+
 
 class Claim(Value, frozen=True):
-    """What is asked: a call's digest, its owner token and what travels with it."""
+    """What is asked: a call's digest and what travels with it."""
 
     secret: ClassVar[frozenset[str]] = frozenset({"key", "scope"})
 
@@ -101,7 +104,6 @@ class Claim(Value, frozen=True):
     scope: str
     fingerprint: bytes
     request_id: str
-    token: bytes
     policy: ResolvedPolicy
 
     @property
@@ -118,6 +120,7 @@ class Taken(msgspec.Struct, eq=False):
     """A receipt that is ours. `lease_until` is on this process's monotonic clock."""
 
     claim: Claim
+    token: bytes
     place: Place
     fence: int
     abandoned: AbandonedReceipt | None
@@ -129,8 +132,18 @@ class Taken(msgspec.Struct, eq=False):
     on_lost: Callable[[], object] | None = None
 
 
-def claim(desk: FlowDesk, ask: Claim) -> Generator[Effect, Any, Taken | Record]:
-    """Take the receipt, or come back with the record that answers the call.
+def new_token() -> bytes:
+    """16 printable bytes, unguessable and unique."""
+    # From the system each time: bytes kept here would come twice from a machine that is cloned.
+    return urlsafe_b64encode(os.urandom(12))
+
+
+@_flow
+def claim(
+    desk: FlowDesk, ask: Claim, on_wait: Callable[[], object] = lambda: None
+) -> Flow[Taken | Record]:
+    """Take the receipt, or come back with the record that answers the call. `on_wait` is called
+    before each wait for another call.
 
     Raises InFlight, Abandoned, FingerprintMismatch, RecordCorrupt, StoreUnavailable.
     """
@@ -150,7 +163,8 @@ def claim(desk: FlowDesk, ask: Claim) -> Generator[Effect, Any, Taken | Record]:
         if not place.leads:
             flights.count(place, desk.max_waiters, 1.0, ask.name)
             left = end - time.monotonic()
-            signal = (yield Wait(place.waker, left)) if left > 0 else None
+            on_wait()
+            signal = (yield from desk.wait(place.waker, left)) if left > 0 else None
             if signal is None:
                 raise _in_flight(ask, 1.0)
             if isinstance(signal, StoreUnavailable):
@@ -162,7 +176,7 @@ def claim(desk: FlowDesk, ask: Claim) -> Generator[Effect, Any, Taken | Record]:
                 return signal
             place.leads = True
         try:
-            result = yield from _lead(desk, ask, place, end)
+            result = yield from _lead(desk, ask, place, end, on_wait)
         except StoreUnavailable as error:
             flights.fail(place, error)  # each would find out for itself, one after another
             raise
@@ -179,13 +193,15 @@ def claim(desk: FlowDesk, ask: Claim) -> Generator[Effect, Any, Taken | Record]:
             flights.leave(place)
 
 
+@_flow
 def _lead(
-    desk: FlowDesk, ask: Claim, place: Place, end: float
-) -> Generator[Effect, Any, Taken | Record]:
+    desk: FlowDesk, ask: Claim, place: Place, end: float, on_wait: Callable[[], object]
+) -> Flow[Taken | Record]:
     policy = ask.policy
+    token = new_token()
     begin = c.Begin(
         key=ask.digest,
-        token=ask.token,
+        token=token,
         fingerprint=ask.fingerprint,
         lease_us=c.micros(policy.lease),
         ttl_ms=c.millis(policy.ttl_for(None)),
@@ -199,14 +215,14 @@ def _lead(
         changes = desk.finished.changes
         granted: float | None = asked
         try:
-            reply = yield Execute(begin)
+            reply = yield from desk.execute(begin)
             if reply.answer is Answer.OK and time.monotonic() - asked > policy.lease * _LATE:
-                granted = yield from _in_time(ask)
+                granted = yield from _in_time(desk, ask, token)
         except GeneratorExit:
             raise
         except BaseException as error:
             # The store may have taken the command; nobody will do the work under this token.
-            yield Spawn(_give_up(ask))
+            desk.spawn(_give_up(desk, ask, c.Release(ask.digest, token)))
             if isinstance(error, StoreUnavailable):
                 _tell(ask, "store-unavailable", asked, detail=type(error).__name__)
                 error.key = ask.name
@@ -217,7 +233,9 @@ def _lead(
                     continue
                 abandoned = _predecessor(ask, reply.value) if reply.value else None
                 desk.flights.confirm(place)
-                return Taken(ask, place, reply.number, abandoned, asked, granted + policy.lease)
+                return Taken(
+                    ask, token, place, reply.number, abandoned, asked, granted + policy.lease
+                )
             case Answer.DONE:
                 record = _decode(ask, reply.value)
                 if not isinstance(record, Record):
@@ -240,10 +258,11 @@ def _lead(
         if left <= 0:
             raise _in_flight(ask, lease_left)
         desk.flights.count(place, desk.max_waiters, min(1.0, lease_left), ask.name)
-        if not desk.listening and (yield Listen(min(left, _LISTEN))):
+        if not desk.listening and (yield from desk.listen(min(left, _LISTEN))):
             continue  # it may have finished before the subscription stood: look once more
+        on_wait()
         last = LAST_POLL if desk.listening else LAST_POLL_DEAF
-        signal = yield Wait(
+        signal = yield from desk.wait(
             place.waker, max(0.001, min(poll, last, lease_left + 0.005, end - time.monotonic()))
         )
         if signal is None:
@@ -259,7 +278,8 @@ def _lead(
                 return record
 
 
-def _in_time(ask: Claim) -> Generator[Effect, Any, float | None]:
+@_flow
+def _in_time(desk: FlowDesk, ask: Claim, token: bytes) -> Flow[float | None]:
     """Renew a lease that was granted late: when the one was asked for that we hold now. None: it
     isn't ours any more.
 
@@ -269,8 +289,8 @@ def _in_time(ask: Claim) -> Generator[Effect, Any, float | None]:
     lease = ask.policy.lease
     for _ in range(3):
         asked = time.monotonic()
-        reply = yield Execute(
-            c.Renew(ask.digest, ask.token, c.micros(lease), c.millis(ask.policy.ttl_for(None)))
+        reply = yield from desk.execute(
+            c.Renew(ask.digest, token, c.micros(lease), c.millis(ask.policy.ttl_for(None)))
         )
         if reply.answer is not Answer.OK:
             return None
@@ -281,21 +301,20 @@ def _in_time(ask: Claim) -> Generator[Effect, Any, float | None]:
     raise StoreUnavailable(reason="its answers take too long for the lease")
 
 
-def finish(
-    desk: FlowDesk, taken: Taken, payload: bytes | None, ttl: float
-) -> Generator[Effect, Any, Record | None]:
+@_flow
+def finish(desk: FlowDesk, taken: Taken, payload: bytes | None, ttl: float) -> Flow[Record | None]:
     """Record the result. None: ours stands, or will; a Record: another's won, answer from it."""
     ask = taken.claim
     taken.finishing = True
-    record = Record(ask.fingerprint, ask.token, taken.fence, ask.request_id, payload)
-    command = c.Finish(ask.digest, ask.token, encode_done(record), c.millis(ttl))
+    record = Record(ask.fingerprint, taken.token, taken.fence, ask.request_id, payload)
+    command = c.Finish(ask.digest, taken.token, encode_done(record), c.millis(ttl))
     try:
-        reply = yield from _insist(command, min(FOREGROUND, ask.policy.lease))
+        reply = yield from _insist(desk, command, min(FOREGROUND, ask.policy.lease))
     except GeneratorExit:
         raise
     except BaseException as error:
         # Cancelled, also between two tries, or out of reach: the work is done all the same.
-        yield Spawn(_finish_later(desk, taken, record, command))
+        desk.spawn(_finish_later(desk, taken, record, command))
         if not isinstance(error, StoreUnavailable):
             raise
         _tell(ask, "result-unrecorded", taken.since, outcome="retrying")
@@ -303,13 +322,12 @@ def finish(
     return (yield from _conclude(desk, taken, record, reply, wait=True))
 
 
-def _finish_later(
-    desk: FlowDesk, taken: Taken, record: Record, command: c.Finish
-) -> Generator[Effect, Any, None]:
+@_flow
+def _finish_later(desk: FlowDesk, taken: Taken, record: Record, command: c.Finish) -> Flow[None]:
     """Go on trying until the lease ends."""
     ask = taken.claim
     try:
-        reply = yield from _insist(command, ask.policy.lease)
+        reply = yield from _insist(desk, command, ask.policy.lease)
         yield from _conclude(desk, taken, record, reply, wait=False)
     except StoreUnavailable:
         _tell(ask, "result-unrecorded", taken.since, outcome="given-up")
@@ -318,24 +336,26 @@ def _finish_later(
         desk.flights.leave(taken.place)
 
 
-def _insist(command: c.Command, seconds: float) -> Generator[Effect, Any, c.Reply]:
+@_flow
+def _insist(desk: FlowDesk, command: c.Command, seconds: float) -> Flow[c.Reply]:
     """Send a command until the store takes it, for `seconds`. Raises the last StoreUnavailable."""
     end = time.monotonic() + seconds
     delay = 0.02
     while True:
         try:
-            reply: c.Reply = yield Execute(command)
+            reply: c.Reply = yield from desk.execute(command)
             return reply
         except StoreUnavailable:
             if time.monotonic() + delay > end:
                 raise
-        yield Sleep(delay)
+        yield from desk.sleep(delay)
         delay = min(delay * 2, 1.0)
 
 
+@_flow
 def _conclude(
     desk: FlowDesk, taken: Taken, record: Record, reply: c.Reply, wait: bool
-) -> Generator[Effect, Any, Record | None]:
+) -> Flow[Record | None]:
     ask = taken.claim
     taken.ended = True
     if reply.answer in (Answer.OK, Answer.VANISHED):
@@ -354,7 +374,7 @@ def _conclude(
         desk.flights.leave(taken.place)
         return won
     desk.flights.leave(taken.place)
-    return (yield from _winner(ask)) if wait else None
+    return (yield from _winner(desk, ask)) if wait else None
 
 
 def _won(ask: Claim, value: bytes) -> Record | None:
@@ -369,13 +389,14 @@ def _won(ask: Claim, value: bytes) -> Record | None:
     return won
 
 
-def _winner(ask: Claim) -> Generator[Effect, Any, Record | None]:
+@_flow
+def _winner(desk: FlowDesk, ask: Claim) -> Flow[Record | None]:
     """The record of the owner that fenced us out, once it has one."""
     end = time.monotonic() + ask.policy.wait
     delay = 0.02
     while True:
         try:
-            reply = yield Execute(c.Look(ask.digest))
+            reply = yield from desk.execute(c.Look(ask.digest))
         except RecordCorrupt:
             return None
         except StoreUnavailable:
@@ -387,25 +408,24 @@ def _winner(ask: Claim) -> Generator[Effect, Any, Record | None]:
                 return None
         if time.monotonic() + delay > end:
             return None
-        yield Sleep(delay)
+        yield from desk.sleep(delay)
         delay = min(delay * 2, 0.5)
 
 
-def give_back(
-    desk: FlowDesk, taken: Taken, command: c.Release | c.Interrupt
-) -> Generator[Effect, Any, None]:
+@_flow
+def give_back(desk: FlowDesk, taken: Taken, command: c.Release | c.Interrupt) -> Flow[None]:
     """Release or interrupt; another call of this process may go ahead as soon as it is done."""
     ask = taken.claim
     kind = "released" if isinstance(command, c.Release) else "interrupted"
     try:
-        reply = yield Execute(command)
+        reply = yield from desk.execute(command)
     except GeneratorExit:
         raise
     except StoreUnavailable:
-        yield Spawn(_give_up(ask, command))
+        desk.spawn(_give_up(desk, ask, command))
         _tell(ask, kind, taken.since, outcome="retrying")
     except BaseException:
-        yield Spawn(_give_up(ask, command))
+        desk.spawn(_give_up(desk, ask, command))
         raise
     else:
         refused = reply.answer is Answer.REFUSED
@@ -415,12 +435,11 @@ def give_back(
         desk.flights.leave(taken.place)
 
 
-def _give_up(
-    ask: Claim, command: c.Release | c.Interrupt | None = None
-) -> Generator[Effect, Any, None]:
+@_flow
+def _give_up(desk: FlowDesk, ask: Claim, command: c.Release | c.Interrupt) -> Flow[None]:
     """Leave nothing of a token behind: tried until its lease would have ended anyway."""
     try:
-        yield from _insist(command or c.Release(ask.digest, ask.token), ask.policy.lease)
+        yield from _insist(desk, command, ask.policy.lease)
     except StoreUnavailable:
         return  # the lease has ended: the receipt counts as abandoned
 

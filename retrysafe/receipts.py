@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from retrysafe.context import (
     entered,
     new_request_id,
 )
-from retrysafe.desks import AsyncDesk, Desk, async_desk_for, desk_for, new_token
+from retrysafe.desks import AsyncDesk, Desk, async_desk_for, desk_for, run
 from retrysafe.errors import RecordCorrupt, RecordSealed, Reentered
 from retrysafe.policy import ResolvedPolicy
 from retrysafe.records import AbandonedReceipt, CorruptRecord, Record, Running, decode
@@ -30,7 +30,7 @@ from retrysafe.values import Value
 
 MAX_WAITERS = 10_000
 
-Ending = Generator[flow.Effect, Any, Record | None]
+Ending = flow.Flow[Record | None] | flow.Flow[None]
 
 # Digests being worked on in this process: a call that meets its own would wait for itself.
 _at_work: dict[bytes, int] = {}
@@ -143,11 +143,11 @@ class _Held:
 
     def _release(self) -> Ending:
         ask = self._taken.claim
-        return flow.give_back(self._desk, self._taken, c.Release(ask.digest, ask.token))
+        return flow.give_back(self._desk, self._taken, c.Release(ask.digest, self._taken.token))
 
     def _interrupt(self) -> Ending:
         ask = self._taken.claim
-        return flow.give_back(self._desk, self._taken, c.Interrupt(ask.digest, ask.token))
+        return flow.give_back(self._desk, self._taken, c.Interrupt(ask.digest, self._taken.token))
 
 
 class AsyncHeld(_Held):
@@ -172,7 +172,7 @@ class AsyncHeld(_Held):
         if not self._first():
             return None
         try:
-            won: Record | None = await self._desk.run(ending)
+            won: Record | None = await flow.awaitable(ending)
             return won
         finally:
             self._done()
@@ -200,7 +200,7 @@ class Held(_Held):
         if not self._first():
             return None
         try:
-            won: Record | None = self._desk.run(ending)
+            won: Record | None = run(ending)
             return won
         finally:
             self._done()
@@ -223,7 +223,6 @@ class _Receipts:
             scope=call.scope,
             fingerprint=call.fingerprint,
             request_id=call.request_id or (context.request_id if context else ""),
-            token=new_token(),
             policy=self.policy,
         )
 
@@ -255,7 +254,7 @@ class AsyncReceipts(_Receipts):
         """
         ask = self._claim(call)
         desk: AsyncDesk = async_desk_for(self.store, self.max_waiters)
-        result = await desk.run(flow.claim(desk, ask))
+        result = await flow.awaitable(flow.claim(desk, ask))
         if isinstance(result, Record):
             return result
         return AsyncHeld(desk, result, ReceiptControl(), self)
@@ -288,7 +287,7 @@ class Receipts(_Receipts):
         """
         ask = self._claim(call)
         desk: Desk = desk_for(self.store, self.max_waiters)
-        result = desk.run(flow.claim(desk, ask))
+        result = run(flow.claim(desk, ask))
         if isinstance(result, Record):
             return result
         return Held(desk, result, ReceiptControl(), self)

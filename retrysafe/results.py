@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from retrysafe import commands, envelopes, result_waiting, units
 from retrysafe.deadlines import remaining
-from retrysafe.desks import new_token
 from retrysafe.errors import StoreUnavailable
 from retrysafe.events import Event, emit
+from retrysafe.flow import new_token
 from retrysafe.nudges import async_nudges_of, nudges_of
 from retrysafe.result_waiting import Ask, Effect, Join, Look
 from retrysafe.settings import Settings

@@ -11,8 +11,8 @@ import pytest
 
 from retrysafe import errors
 from retrysafe.commands import Begin, Release, Reply
-from retrysafe.desks import new_token
 from retrysafe.events import listening
+from retrysafe.flow import new_token
 from retrysafe.receipts import AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
 from retrysafe.stores.base import Store
