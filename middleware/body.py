@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import IO, Any
 
 _IN_MEMORY = 1 << 20
@@ -27,6 +27,8 @@ class Body:
         self.size = 0
         self._chunks: list[bytes] = []
         self._file: IO[bytes] | None = None
+        self._at = 0  # what is given next: a chunk, or an offset in the file
+        self._given = False
 
     def append(self, chunk: bytes) -> None:
         """Add the next chunk."""
@@ -50,28 +52,24 @@ class Body:
         self._file.seek(0)
         return self._file.read()
 
-    def messages(self) -> list[Message] | None:
-        """The ASGI messages of a small body; None where `pieces` must be used."""
-        if self._file is not None:
+    def next(self) -> Message | None:
+        """The ASGI message of the next piece, from the first one on; None after the last."""
+        if self._given:
             return None
-        last = len(self._chunks) - 1
-        return [
-            {"type": "http.request", "body": chunk, "more_body": n < last}
-            for n, chunk in enumerate(self._chunks)
-        ] or [{"type": "http.request", "body": b"", "more_body": False}]
-
-    async def pieces(self) -> AsyncIterator[Message]:
-        """The ASGI messages of a body in a file."""
-        assert self._file is not None
-        self._file.seek(0)
-        left = self.size
-        while left > 0:
+        if self._file is not None:
+            self._file.seek(self._at)
             piece = self._file.read(_PIECE)
-            left -= len(piece)
-            yield {"type": "http.request", "body": piece, "more_body": left > 0}
+            self._at += len(piece)
+            self._given = self._at >= self.size
+        else:
+            piece = self._chunks[self._at] if self._chunks else b""
+            self._at += 1
+            self._given = self._at >= len(self._chunks)
+        return {"type": "http.request", "body": piece, "more_body": not self._given}
 
     def close(self) -> None:
         """Drop what was kept."""
+        self._given = True
         self._chunks.clear()
         if self._file is not None:
             self._file.close()

@@ -90,7 +90,7 @@ class Recording:
         # Held until the next message: until then another owner's record can still be answered.
         self._status = message["status"]
         self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-        self._start = {**message, "headers": self._headers}
+        self._start = {**message, "headers": self._responder.identified(self._headers)}
 
     async def _file(self, message: MutableMapping[str, Any]) -> None:
         path, cap = Path(message["path"]), self._responder.policy.max_response_body

@@ -18,8 +18,7 @@ from retrysafe.middleware.body import Body, Disconnected, TooLarge, read_body
 from retrysafe.middleware.recording import Recording
 from retrysafe.middleware.recovery import answer_recovered, ask_recovery
 from retrysafe.middleware.request_id import new_context
-from retrysafe.middleware.response_record import decode, replay_messages
-from retrysafe.middleware.server_errors import with_header
+from retrysafe.middleware.response_record import Headers, decode, replay_messages
 from retrysafe.receipts import AsyncHeld, AsyncReceipts, Call
 from retrysafe.records import CorruptRecord, Record
 from retrysafe.steps import unprotected
@@ -57,6 +56,9 @@ class Responder:
         self.send = send
         self.body = Body()
         self.request_id = ""
+        self._id_line: tuple[bytes, bytes] | None = None
+        self._waiting: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[Any] | None = None
         self._left = False
         self._handed_over = False
@@ -69,7 +71,7 @@ class Responder:
         if context is None:
             header = self.middleware.id_header
             context = self.scope[SCOPE_KEY] = new_context(self.scope, header, trusted=True)
-            self.send = with_header(self.send, header, context.request_id, replace=False)
+            self._id_line = (header, context.request_id.encode("ascii"))
         self.request_id = context.request_id
         token = enter(context)
         try:
@@ -111,7 +113,11 @@ class Responder:
             return False
         call = Call(key, caller, fingerprint, self.request_id)
         try:
-            got = await self._begin(call)
+            got = await self.receipts.begin(call, self._on_wait)
+        except asyncio.CancelledError:
+            if self._left and self._waiting is not None and not self._waiting.uncancel():
+                return False
+            raise
         except errors.RecordCorrupt:
             raise
         except errors.StoreUnavailable as error:
@@ -119,10 +125,14 @@ class Responder:
                 raise
             emit(Event("unprotected", error.key, request_id=self.request_id))
             return True
+        finally:
+            self._waiting = None
+            if self._timer is not None:
+                self._timer.cancel()
         if isinstance(got, Record):
             await self._replay(got)
             return False
-        return got if got is not None else False
+        return got
 
     # The request
 
@@ -173,31 +183,21 @@ class Responder:
             own = await own
         return keys.fingerprint("callable", own if isinstance(own, bytes) else str(own).encode())
 
-    async def _begin(self, call: Call) -> AsyncHeld | Record | None:
-        """Begin, or None when the waiting client hung up."""
-        task = asyncio.current_task()
-        assert task is not None
-        waiting = True
+    # A duplicate that waits for long: its client may leave.
 
-        def watch() -> None:
-            self._watcher = asyncio.ensure_future(self.receive())
-            self._watcher.add_done_callback(left)
+    def _on_wait(self) -> None:
+        if self._timer is None:
+            self._waiting = asyncio.current_task()
+            self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER, self._watch)
 
-        def left(done: asyncio.Task[Any]) -> None:
-            if waiting and not done.cancelled() and not self._left:
-                self._left = True
-                task.cancel()
+    def _watch(self) -> None:
+        self._watcher = asyncio.ensure_future(self.receive())
+        self._watcher.add_done_callback(self._client_left)
 
-        timer = asyncio.get_running_loop().call_later(_WATCH_AFTER, watch)
-        try:
-            return await self.receipts.begin(call)
-        except asyncio.CancelledError:
-            if self._left and not task.uncancel():
-                return None
-            raise
-        finally:
-            waiting = False
-            timer.cancel()
+    def _client_left(self, told: asyncio.Task[Any]) -> None:
+        if self._waiting is not None and not told.cancelled():
+            self._left = True
+            self._waiting.cancel()
 
     async def _receive(self) -> Any:
         """After the body: the real disconnect, when it comes."""
@@ -210,42 +210,34 @@ class Responder:
                 return {"type": "http.disconnect"}
             raise
 
-    def _app_receive(self) -> Any:
+    async def app_receive(self) -> Any:
         """The `receive` that the app is given: the body once more, then the real one."""
-        messages = self.body.messages()
-        if messages is not None:
-            queue = iter(messages)
-
-            async def receive() -> Any:
-                for message in queue:
-                    return message
-                return await self._receive()
-
-            return receive
-        pieces = self.body.pieces()
-
-        async def receive_piece() -> Any:
-            async for message in pieces:
-                return message
-            return await self._receive()
-
-        return receive_piece
+        piece = self.body.next()
+        return await self._receive() if piece is None else piece
 
     # The work
 
     async def _work(self, held: AsyncHeld) -> None:
         """Run the app in a task of its own: it goes on when the server lets go of the request."""
-        work = asyncio.get_running_loop().create_task(self._run(held), name="retrysafe-work")
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        work = loop.create_task(self._run(held), name="retrysafe-work")
         _works.add(work)
-        work.add_done_callback(_works.discard)
+        work.add_done_callback(self._end)
         if self.policy.on_lease_lost == "cancel":
             held.on_lost = work.cancel
         try:
-            await asyncio.shield(work)
+            await self._over
         except asyncio.CancelledError:
             if not work.done():
                 work.add_done_callback(_report_orphan)
             raise
+        await work  # it has ended: with what it raised
+
+    def _end(self, work: asyncio.Task[None]) -> None:
+        _works.discard(work)
+        if not self._over.done():
+            self._over.set_result(None)
 
     async def _run(self, held: AsyncHeld) -> None:
         recording = Recording(self, held)
@@ -253,7 +245,7 @@ class Responder:
         try:
             with held.working():
                 if not await self._recovered(held, recording):
-                    await self.middleware.app(self.scope, self._app_receive(), recording.send)
+                    await self.middleware.app(self.scope, self.app_receive, recording.send)
         except Exception:
             if not held.ending:
                 await held.release()
@@ -295,16 +287,24 @@ class Responder:
         async def send(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"idempotent-unprotected", b"true")]
-                message = {**message, "headers": headers}
+                message = {**message, "headers": self.identified(headers)}
             await self.send(message)
 
         with unprotected():
-            await self.middleware.app(self.scope, self._app_receive(), send)
+            await self.middleware.app(self.scope, self.app_receive, send)
 
     # The answer
 
+    def identified(self, headers: Headers) -> Headers:
+        """The headers of this answer with the request's ID, where nobody outside sees to it."""
+        line = self._id_line
+        if line is None or any(name.lower() == line[0] for name, _ in headers):
+            return headers
+        return [*headers, line]
+
     async def _problem(self, problem: problems.Problem) -> None:
         headers, body = problem.render(self.request_id)
+        headers = self.identified(headers)
         await self._answer(
             [
                 {"type": "http.response.start", "status": problem.status, "headers": headers},
@@ -327,7 +327,9 @@ class Responder:
             emit(Event("record-corrupt", request_id=self.request_id, detail=str(error)))
             raise errors.RecordCorrupt("", str(error)) from None
         trailers = "http.response.trailers" in (self.scope.get("extensions") or {})
-        return replay_messages(stored, record.request_id, self.scope["method"], trailers)
+        messages = replay_messages(stored, record.request_id, self.scope["method"], trailers)
+        messages[0]["headers"] = self.identified(messages[0]["headers"])
+        return messages
 
     async def _answer(self, messages: list[dict[str, Any]]) -> None:
         try:

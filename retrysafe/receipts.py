@@ -246,15 +246,18 @@ class _Receipts:
 class AsyncReceipts(_Receipts):
     """Receipts for coroutines. `policy` comes from `IdempotencyPolicy(...).resolve(settings)`."""
 
-    async def begin(self, call: Call) -> AsyncHeld | Record:
+    async def begin(
+        self, call: Call, on_wait: Callable[[], object] = lambda: None
+    ) -> AsyncHeld | Record:
         """Own the receipt (AsyncHeld), or get the record that answers the call.
 
-        Waits up to the policy's `wait` seconds for a call in flight. Raises InFlight, Reentered,
-        Abandoned, FingerprintMismatch, StoreUnavailable, RecordCorrupt.
+        Waits up to the policy's `wait` seconds for a call in flight; `on_wait` is called before
+        each sleep. Raises InFlight, Reentered, Abandoned, FingerprintMismatch, StoreUnavailable,
+        RecordCorrupt.
         """
         ask = self._claim(call)
         desk: AsyncDesk = async_desk_for(self.store, self.max_waiters)
-        result = await flow.awaitable(flow.claim(desk, ask))
+        result = await flow.awaitable(flow.claim(desk, ask, on_wait))
         if isinstance(result, Record):
             return result
         return AsyncHeld(desk, result, ReceiptControl(), self)
