@@ -12,6 +12,7 @@ from retrysafe.errors import RecordCorrupt
 from retrysafe.events import Event, emit
 from retrysafe.middleware.response_record import Headers, encode
 from retrysafe.receipts import AsyncHeld
+from retrysafe.records import Record
 
 if TYPE_CHECKING:
     from retrysafe.middleware.responder import Responder
@@ -116,9 +117,10 @@ class Recording:
 
     async def _pass(self, message: MutableMapping[str, Any], *, last: bool) -> None:
         if last:
-            won = await self._conclude()
-            if won is not None and not self._start_sent:
-                self._start_sent = True
+            self.concluded = True
+            if not self._kept():
+                await self._held.release()
+            elif won := self._answer_of(await self._held.finish(*self._result())):
                 for each in won:
                     await self._forward(each)
                 return
@@ -126,33 +128,38 @@ class Recording:
             await self.flush()
         await self._forward(message)
 
-    async def _conclude(self) -> list[dict[str, Any]] | None:
-        """Record, or release. Another owner's answer, where that is the one that stands."""
-        self.concluded = True
-        policy = self._responder.policy
-        if not self._kept():
-            await self._held.release()
-            return None
-        ttl = policy.ttl_for(self._status)
+    def _result(self) -> tuple[bytes | None, float]:
+        """What is recorded, and for how many seconds."""
+        responder = self._responder
+        policy = responder.policy
         payload = None
         if self._size <= policy.max_response_body:
-            own = self._responder.middleware.id_header
+            own = responder.middleware.id_header
             payload = encode(
                 self._status, self._headers, b"".join(self._chunks), self._trailers, own
             )
         else:
-            request_id = self._responder.request_id
             emit(
-                Event("result-not-kept", self._held.name, request_id=request_id, detail="too large")
+                Event(
+                    "result-not-kept",
+                    self._held.name,
+                    request_id=responder.request_id,
+                    detail="too large",
+                )
             )
         self._chunks.clear()
-        won = await self._held.finish(payload, ttl)
-        if won is None or won.payload is None:
+        return payload, policy.ttl_for(self._status)
+
+    def _answer_of(self, won: Record | None) -> list[dict[str, Any]] | None:
+        """Another owner's answer, where that is the one that stands and nothing was sent yet."""
+        if won is None or won.payload is None or self._start_sent:
             return None
         try:
-            return self._responder.replay_of(won)
+            answer = self._responder.replay_of(won)
         except RecordCorrupt:
             return None  # the work is done: its own answer is the truth that is left
+        self._start_sent = True
+        return answer
 
     def _kept(self) -> bool:
         decision = self._held.control.decision

@@ -21,7 +21,7 @@ from retrysafe.flights import Flights
 from retrysafe.flow import Flow, Taken, awaitable, new_token
 from retrysafe.stores.base import Store
 from retrysafe.stores.doors import async_door, door
-from retrysafe.wakers import AsyncWaker, ThreadWaker
+from retrysafe.wakers import AsyncPlace, ThreadPlace
 
 logger = logging.getLogger("retrysafe")
 
@@ -125,12 +125,12 @@ def _handed_on(coroutine: Coroutine[Any, Any, T]) -> Flow[T]:
 class _Desk:
     """What both colours have: the flights, the inbox, the receipts whose leases are renewed."""
 
-    def __init__(self, store: Store, max_waiters: int, new_waker: Callable[[], Any]) -> None:
+    def __init__(self, store: Store, max_waiters: int, new_place: Callable[[], Any]) -> None:
         self.store = store
         self.inbox = new_token()
         self.listening = False
         self.max_waiters = max_waiters
-        self.flights = Flights(new_waker)
+        self.flights = Flights(new_place)
         self.finished = FinishedRecords()
         self._held: dict[int, Taken] = {}
         self._deaf_until = 0.0
@@ -158,7 +158,7 @@ class AsyncDesk(_Desk):
     """What one event loop has of a store."""
 
     def __init__(self, store: Store, max_waiters: int) -> None:
-        super().__init__(store, max_waiters, AsyncWaker)
+        super().__init__(store, max_waiters, AsyncPlace)
         self.door = async_door(store)
         self.loop = asyncio.get_running_loop()
         self._listen_lock = asyncio.Lock()
@@ -173,8 +173,8 @@ class AsyncDesk(_Desk):
     def execute(self, command: c.Command) -> Flow[Reply]:
         return _handed_on(self.door.execute(command))
 
-    def wait(self, waker: Any, seconds: float) -> Flow[Any]:
-        return _handed_on(waker.wait(seconds))
+    def wait(self, place: Any, seconds: float) -> Flow[Any]:
+        return _handed_on(place.wait(seconds))
 
     def sleep(self, seconds: float) -> Flow[None]:
         return _handed_on(asyncio.sleep(seconds))
@@ -255,7 +255,7 @@ class Desk(_Desk):
     """What one process has of a store, for its threads."""
 
     def __init__(self, store: Store, max_waiters: int) -> None:
-        super().__init__(store, max_waiters, ThreadWaker)
+        super().__init__(store, max_waiters, ThreadPlace)
         self.door = door(store)
         self._listen_lock = threading.Lock()
         self._held_changed = threading.Condition(threading.Lock())
@@ -267,8 +267,8 @@ class Desk(_Desk):
         return self.door.execute(command)
         yield
 
-    def wait(self, waker: Any, seconds: float) -> Flow[Any]:
-        return waker.wait(seconds)
+    def wait(self, place: Any, seconds: float) -> Flow[Any]:
+        return place.wait(seconds)
         yield
 
     def sleep(self, seconds: float) -> Flow[None]:

@@ -15,12 +15,6 @@ from retrysafe.errors import FingerprintMismatch, InFlight, StoreUnavailable
 from retrysafe.records import Record, mismatched
 
 
-class Waker(Protocol):
-    """Something a call sleeps on. A signal that comes before the sleep is kept."""
-
-    def wake(self, signal: Signal) -> None: ...
-
-
 class Lead:
     """The signal that hands over the lead."""
 
@@ -32,36 +26,35 @@ LEAD = Lead()
 Signal = Record | Lead | StoreUnavailable | bytes
 
 
+class Place(Protocol):
+    """One call's place in its flight; outside any (`flight` None) it leads alone. What the call
+    sleeps on, too: a signal that comes before the sleep is kept."""
+
+    flight: Flight | None
+    leads: bool
+    counted: bool
+
+    def wake(self, signal: Signal) -> None: ...
+
+
 class Flight:
     """All calls of one key in this process."""
 
     __slots__ = ("digest", "fingerprint", "followers", "known", "leader")
 
-    def __init__(self, digest: bytes, fingerprint: bytes, leader: Waker) -> None:
+    def __init__(self, digest: bytes, fingerprint: bytes, leader: Place) -> None:
         self.digest = digest
         self.fingerprint = fingerprint
-        self.leader: Waker = leader
-        self.followers: deque[Waker] = deque()
+        self.leader = leader
+        self.followers: deque[Place] | None = None
         self.known = False  # the store has confirmed that the receipt is of this fingerprint
-
-
-class Place:
-    """One call's place in its flight; outside any (`flight` None) it leads alone."""
-
-    __slots__ = ("counted", "flight", "leads", "waker")
-
-    def __init__(self, flight: Flight | None, waker: Any, leads: bool) -> None:
-        self.flight = flight
-        self.waker = waker
-        self.leads = leads
-        self.counted = False
 
 
 class Flights:
     """The table. Its lock is held for look-ups only, never while anything runs."""
 
-    def __init__(self, new_waker: Callable[[], Any]) -> None:
-        self._new_waker = new_waker
+    def __init__(self, new_place: Callable[[], Any]) -> None:
+        self._new_place = new_place
         self._lock = threading.Lock()
         self._table: dict[bytes, Flight] = {}
         self.waiting = 0
@@ -71,18 +64,20 @@ class Flights:
 
     def enter(self, digest: bytes, fingerprint: bytes) -> Place:
         """Take a place. Raises FingerprintMismatch where the flight is known to be another's."""
-        waker = self._new_waker()
+        place: Place = self._new_place()
         with self._lock:
             flight = self._table.get(digest)
             if flight is None:
-                flight = self._table[digest] = Flight(digest, fingerprint, waker)
-                return Place(flight, waker, leads=True)
-            if mismatched(flight.fingerprint, fingerprint):
-                if flight.known:
-                    raise FingerprintMismatch(digest.hex())
-                return Place(None, waker, leads=True)
-            flight.followers.append(waker)
-            return Place(flight, waker, leads=False)
+                place.flight = self._table[digest] = Flight(digest, fingerprint, place)
+            elif not mismatched(flight.fingerprint, fingerprint):
+                place.flight = flight
+                place.leads = False
+                if flight.followers is None:
+                    flight.followers = deque()
+                flight.followers.append(place)
+            elif flight.known:
+                raise FingerprintMismatch(digest.hex())
+        return place
 
     def count(self, place: Place, limit: int, retry_after: float, name: str) -> None:
         """Count a call as waiting. Raises InFlight where `limit` calls wait already."""
@@ -96,8 +91,8 @@ class Flights:
 
     def discount(self, place: Place) -> None:
         """The call has stopped waiting."""
-        with self._lock:
-            if place.counted:
+        if place.counted:  # by itself: a call is in one thread
+            with self._lock:
                 self.waiting -= 1
                 place.counted = False
 
@@ -114,14 +109,13 @@ class Flights:
             return
         with self._lock:
             if not place.leads:
-                try:
-                    flight.followers.remove(place.waker)
+                if flight.followers and place in flight.followers:
+                    flight.followers.remove(place)
                     return
-                except ValueError:
-                    # No longer in line: it was handed the lead or a record as it left.
-                    if flight.leader is not place.waker:
-                        return
-            if self._table.get(flight.digest) is not flight or flight.leader is not place.waker:
+                # No longer in line: it was handed the lead or a record as it left.
+                if flight.leader is not place:
+                    return
+            if self._table.get(flight.digest) is not flight or flight.leader is not place:
                 return
             flight.known = False
             if not flight.followers:
@@ -145,7 +139,7 @@ class Flights:
     def fail(self, place: Place, error: StoreUnavailable) -> None:
         """The leader could not reach the store: so can't its followers."""
         self.discount(place)
-        if place.flight is not None and place.flight.leader is place.waker:
+        if place.flight is not None and place.flight.leader is place:
             self._close(place.flight, error)
 
     def _close(self, flight: Flight, signal: Signal) -> None:
@@ -153,9 +147,8 @@ class Flights:
             if self._table.get(flight.digest) is not flight:
                 return
             del self._table[flight.digest]
-            followers = list(flight.followers)
-            flight.followers.clear()
-        for follower in followers:
+            followers, flight.followers = flight.followers, None
+        for follower in followers or ():
             follower.wake(signal)
 
     def nudge(self, digest: bytes, value: bytes) -> None:

@@ -79,8 +79,8 @@ class FlowDesk(Protocol):
         """Ask the store."""
         ...
 
-    def wait(self, waker: Any, seconds: float) -> Flow[Any]:
-        """Sleep on a waker for at most `seconds`: its signal, or None."""
+    def wait(self, place: Place, seconds: float) -> Flow[Any]:
+        """Sleep on a place for at most `seconds`: its signal, or None."""
         ...
 
     def sleep(self, seconds: float) -> Flow[None]: ...
@@ -164,7 +164,7 @@ def claim(
             flights.count(place, desk.max_waiters, 1.0, ask.name)
             left = end - time.monotonic()
             on_wait()
-            signal = (yield from desk.wait(place.waker, left)) if left > 0 else None
+            signal = (yield from desk.wait(place, left)) if left > 0 else None
             if signal is None:
                 raise _in_flight(ask, 1.0)
             if isinstance(signal, StoreUnavailable):
@@ -263,7 +263,7 @@ def _lead(
         on_wait()
         last = LAST_POLL if desk.listening else LAST_POLL_DEAF
         signal = yield from desk.wait(
-            place.waker, max(0.001, min(poll, last, lease_left + 0.005, end - time.monotonic()))
+            place, max(0.001, min(poll, last, lease_left + 0.005, end - time.monotonic()))
         )
         if signal is None:
             poll = min(poll * 2, last)

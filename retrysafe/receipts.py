@@ -30,8 +30,6 @@ from retrysafe.values import Value
 
 MAX_WAITERS = 10_000
 
-Ending = flow.Flow[Record | None] | flow.Flow[None]
-
 # Digests being worked on in this process: a call that meets its own would wait for itself.
 _at_work: dict[bytes, int] = {}
 _at_work_lock = threading.Lock()
@@ -138,14 +136,11 @@ class _Held:
         if self._taken.ended:
             self._desk.drop(self._taken)
 
-    def _finish(self, payload: bytes | None, ttl: float) -> Ending:
-        return flow.finish(self._desk, self._taken, payload, ttl)
-
-    def _release(self) -> Ending:
+    def _release(self) -> flow.Flow[None]:
         ask = self._taken.claim
         return flow.give_back(self._desk, self._taken, c.Release(ask.digest, self._taken.token))
 
-    def _interrupt(self) -> Ending:
+    def _interrupt(self) -> flow.Flow[None]:
         ask = self._taken.claim
         return flow.give_back(self._desk, self._taken, c.Interrupt(ask.digest, self._taken.token))
 
@@ -158,24 +153,27 @@ class AsyncHeld(_Held):
 
         Returns None, or the record of the owner that fenced us out: answer from that one.
         """
-        return await self._end(self._finish(payload, ttl))
-
-    async def release(self) -> None:
-        """Give the receipt up, as if never received: one waiting duplicate takes over."""
-        await self._end(self._release())
-
-    async def interrupt(self) -> None:
-        """Mark the work abandoned now, instead of at the end of its lease."""
-        await self._end(self._interrupt())
-
-    async def _end(self, ending: Ending) -> Record | None:
         if not self._first():
             return None
         try:
-            won: Record | None = await flow.awaitable(ending)
-            return won
+            return await flow.awaitable(flow.finish(self._desk, self._taken, payload, ttl))
         finally:
             self._done()
+
+    async def release(self) -> None:
+        """Give the receipt up, as if never received: one waiting duplicate takes over."""
+        await self._give_back(self._release())
+
+    async def interrupt(self) -> None:
+        """Mark the work abandoned now, instead of at the end of its lease."""
+        await self._give_back(self._interrupt())
+
+    async def _give_back(self, ending: flow.Flow[None]) -> None:
+        if self._first():
+            try:
+                await flow.awaitable(ending)
+            finally:
+                self._done()
 
 
 class Held(_Held):
@@ -186,24 +184,27 @@ class Held(_Held):
 
         Returns None, or the record of the owner that fenced us out: answer from that one.
         """
-        return self._end(self._finish(payload, ttl))
-
-    def release(self) -> None:
-        """Give the receipt up, as if never received: one waiting duplicate takes over."""
-        self._end(self._release())
-
-    def interrupt(self) -> None:
-        """Mark the work abandoned now, instead of at the end of its lease."""
-        self._end(self._interrupt())
-
-    def _end(self, ending: Ending) -> Record | None:
         if not self._first():
             return None
         try:
-            won: Record | None = run(ending)
-            return won
+            return run(flow.finish(self._desk, self._taken, payload, ttl))
         finally:
             self._done()
+
+    def release(self) -> None:
+        """Give the receipt up, as if never received: one waiting duplicate takes over."""
+        self._give_back(self._release())
+
+    def interrupt(self) -> None:
+        """Mark the work abandoned now, instead of at the end of its lease."""
+        self._give_back(self._interrupt())
+
+    def _give_back(self, ending: flow.Flow[None]) -> None:
+        if self._first():
+            try:
+                run(ending)
+            finally:
+                self._done()
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,11 @@ from msgspec.structs import replace
 __all__ = ["Value", "replace"]
 
 
-class Value(msgspec.Struct, frozen=True):
-    """Base of plain data. No `repr` shows the fields named in `secret`."""
+class Value(msgspec.Struct, frozen=True, gc=False):
+    """Base of plain data. No `repr` shows the fields named in `secret`.
+
+    The garbage collector need not look at them: nothing that they hold leads back to them.
+    """
 
     secret: ClassVar[frozenset[str]] = frozenset()
 

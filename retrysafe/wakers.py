@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from typing import Any
 
-from retrysafe.flights import Signal
+from retrysafe.flights import Flight, Signal
 
-__all__ = ["AsyncWaker", "ThreadWaker"]
+__all__ = ["AsyncPlace", "AsyncWaker", "ThreadPlace", "ThreadWaker"]
 
 _IDLE = object()
 
@@ -48,22 +49,68 @@ def _expire(future: asyncio.Future[None]) -> None:
 
 
 class ThreadWaker:
-    """Sleeps on a condition."""
+    """Sleeps on a lock, which is made when it is slept on."""
 
-    __slots__ = ("_condition", "_signal")
+    __slots__ = ("_gate", "_signal")
 
     def __init__(self) -> None:
         self._signal: Signal | object = _IDLE
-        self._condition = threading.Condition(threading.Lock())
+        self._gate: Any = None
 
     def wake(self, signal: Signal) -> None:
-        with self._condition:
+        with _changing:
             if self._signal is _IDLE or self._signal == b"":
                 self._signal = signal
-            self._condition.notify()
+            if self._gate is not None and self._gate.locked():
+                self._gate.release()
 
     def wait(self, seconds: float) -> Any:
-        with self._condition:
-            self._condition.wait_for(lambda: self._signal is not _IDLE, seconds)
+        gate = None
+        with _changing:
+            if self._signal is _IDLE:
+                gate = self._gate = threading.Lock()
+                gate.acquire()
+        if gate is not None:
+            gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+        with _changing:
+            self._gate = None
             signal, self._signal = self._signal, _IDLE
         return None if signal is _IDLE else signal
+
+
+# One for all: it is held for a look.
+_changing = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _changing
+    _changing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class AsyncPlace(AsyncWaker):
+    """A call's place in its flight (`retrysafe.flights`), on an event loop."""
+
+    __slots__ = ("counted", "flight", "leads")
+
+    def __init__(self) -> None:
+        self._signal = _IDLE
+        self._future = None
+        self.flight: Flight | None = None
+        self.leads = True
+        self.counted = False
+
+
+class ThreadPlace(ThreadWaker):
+    """A call's place in its flight, on a thread."""
+
+    __slots__ = ("counted", "flight", "leads")
+
+    def __init__(self) -> None:
+        self._signal = _IDLE
+        self._gate = None
+        self.flight: Flight | None = None
+        self.leads = True
+        self.counted = False

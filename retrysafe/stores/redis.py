@@ -121,7 +121,12 @@ class AsyncRedisBackend:
         lane = self._main
         if isinstance(command, Finish) and len(command.value) > _BULK:
             lane = self._bulk = self._bulk or self._lane()
-        reply = self._wire.unpack(await self._run(lane, name, (key,), args))
+        text, sha = script(name)
+        try:
+            raw = await lane.send(b"EVALSHA", sha, 1, key, *args)
+        except ServerError as error:
+            raw = await self._again(lane, error, text, (key,), args)
+        reply = self._wire.unpack(raw)
         if self._replicas and isinstance(command, Begin | Finish) and is_due(command, reply):
             try:
                 await self._confirm(key, command.token)
@@ -181,12 +186,23 @@ class AsyncRedisBackend:
         try:
             return await lane.send(b"EVALSHA", sha, len(keys), *keys, *args)
         except ServerError as error:
-            if not str(error).startswith("NOSCRIPT"):
-                raise _refused(error) from None
+            return await self._again(lane, error, text, keys, args)
+
+    @staticmethod
+    async def _again(
+        lane: Multiplexer,
+        error: ServerError,
+        text: bytes,
+        keys: tuple[Any, ...],
+        args: tuple[Any, ...],
+    ) -> Any:
+        """With the script's text, where the server doesn't know it. Raises StoreUnavailable."""
+        if not str(error).startswith("NOSCRIPT"):
+            raise _refused(error) from None
         try:
             return await lane.send(b"EVAL", text, len(keys), *keys, *args)
-        except ServerError as error:
-            raise _refused(error) from None
+        except ServerError as again:
+            raise _refused(again) from None
 
 
 class RedisBackend:

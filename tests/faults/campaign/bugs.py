@@ -65,8 +65,8 @@ def _publish_before_record() -> None:
 def _forgotten_inbox() -> None:
     """Neither the messages nor the polls wake a waiter."""
     flights.Flights.nudge = lambda self, digest, value: None  # type: ignore[method-assign]
-    waker: Any = desks.AsyncDesk.__init__.__globals__["AsyncWaker"]
-    waker_sync: Any = desks.Desk.__init__.__globals__["ThreadWaker"]
+    waker: Any = desks.AsyncDesk.__init__.__globals__["AsyncPlace"]
+    waker_sync: Any = desks.Desk.__init__.__globals__["ThreadPlace"]
     right, right_sync = waker.wait, waker_sync.wait
 
     async def wait(self: Any, seconds: float) -> Any:
