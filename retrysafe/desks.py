@@ -119,7 +119,7 @@ def run(flow: Flow[T]) -> T:
 
 
 def _handed_on(coroutine: Coroutine[Any, Any, T]) -> Flow[T]:
-    return cast(Flow[T], coroutine)  # a flow's `yield from` takes both
+    return cast("Flow[T]", coroutine)  # a flow's `yield from` takes both
 
 
 class _Desk:

@@ -63,7 +63,7 @@ def _flow(function: F) -> F:
 
 def awaitable(flow: Flow[T]) -> Awaitable[T]:
     """A flow, as an event loop takes it."""
-    return cast(Awaitable[T], flow)  # `_flow` has made it one
+    return cast("Awaitable[T]", flow)  # `_flow` has made it one
 
 
 class FlowDesk(Protocol):

@@ -98,6 +98,8 @@ class Worker:
             "RETRYSAFE_WAIT": "5s",
             "RETRYSAFE_TTL": self._plan.ttl,
             "RETRYSAFE_REPLICAS": str(self._plan.replicas),
+            # One arena for all threads: else memory grows by what each keeps for itself.
+            "MALLOC_ARENA_MAX": "1",
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.campaign.worker"],

@@ -11,17 +11,25 @@ import redis
 MIB = 1 << 20
 
 # What may be more afterwards, as (a part of what it was, so much): the rest may not grow at all.
-# Memory that was freed stays with the process (glibc keeps up to 8 arenas a core for its threads,
-# each with holes) and with the server (its clients' buffers, its script cache), so that its
-# figures move around a level. `blocks` are the interpreter's own: caches that fill up to a limit.
+# Memory that was freed may stay with the process (there are holes between what is used) and with
+# the server (its clients' buffers, its script cache), so that its figures move around a level.
+# `blocks` are the interpreter's own: caches that fill up to a limit.
 ROOM: dict[str, tuple[float, int]] = {
     "rss": (0.10, 8 * MIB),
     "blocks": (0.02, 2_000),
     "memory": (0.0, 2 * MIB),
 }
 # A pool opens as many connections as its threads ask for at once, and faults close those that lie
-# idle: up to a full one (64 a worker, of three) and what else a worker has is not growth.
-FULL = {"sockets": 64 + 10, "files": 64 + 26, "clients": 3 * (64 + 4)}
+# idle: up to a full one (64 a worker, of three) and what else a worker has is not growth. Neither
+# are the threads and channels that come with the first need: of a worker, its threads beside the
+# pool, and two inboxes; of all, what is forgotten and the breaker.
+FULL = {
+    "sockets": 64 + 10,
+    "files": 64 + 26,
+    "clients": 3 * (64 + 4),
+    "threads": 64 + 5,
+    "channels": 3 * 2 + 2,
+}
 SHOWN = {"rss": "RSS (KiB)", "memory": "memory (KiB)", "lasting": "keys without TTL"}
 
 
