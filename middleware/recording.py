@@ -46,7 +46,12 @@ class Recording:
         self._chunks: list[bytes] = []
         self._size = 0
         self._trailers: Headers = []
+        # The app has sent all of it; what comes of it is `_outcome`, and waits for `_soon`.
         self.concluded = False
+        self._last: Any = None
+        self._outcome: tuple[bytes | None, float] | None = None
+        self._soon: asyncio.Handle
+        self._beside: asyncio.Task[None] | None = None
         self.send_error: Exception | None = None
         self._gone = False
 
@@ -65,7 +70,10 @@ class Recording:
         kind = message["type"]
         if kind == "http.response.start" and self._start is None:
             self._begin(message)
-        elif self.concluded or kind in _HINTS or self._start is None:
+        elif self.concluded:
+            await self.conclude()  # nothing overtakes the last piece
+            await self._forward(message)
+        elif kind in _HINTS or self._start is None:
             await self.flush()
             await self._forward(message)
         elif kind == "http.response.body":
@@ -116,17 +124,42 @@ class Recording:
             self._chunks.append(bytes(chunk))
 
     async def _pass(self, message: MutableMapping[str, Any], *, last: bool) -> None:
-        if last:
-            self.concluded = True
-            if not self._kept():
-                await self._held.release()
-            elif won := self._answer_of(await self._held.finish(*self._result())):
-                for each in won:
-                    await self._forward(each)
-                return
-        if not self._start_sent:
+        if not last:
             await self.flush()
-        await self._forward(message)
+            await self._forward(message)
+            return
+        # It waits for the record, the app need not: most are done now, and what they hold is let
+        # go of. One that goes on (background work) keeps nobody waiting for its answer.
+        self.concluded = True
+        self._last = message
+        self._outcome = self._result() if self._kept() else None
+        self._soon = asyncio.get_running_loop().call_soon(self._conclude_beside)
+
+    def _conclude_beside(self) -> None:
+        self._beside = asyncio.get_running_loop().create_task(
+            self._conclude(), name="retrysafe-answer"
+        )
+
+    async def conclude(self) -> None:
+        """Record the answer, or release; then send its last piece, or another owner's answer."""
+        if self._beside is not None:
+            await self._beside
+        elif self._last is not None:
+            self._soon.cancel()
+            await self._conclude()
+
+    async def _conclude(self) -> None:
+        last, self._last = self._last, None
+        won: list[Any] | None = None
+        if self._outcome is None:
+            await self._held.release()
+        else:
+            won = self._answer_of(await self._held.finish(*self._outcome))
+        if won is None:
+            await self.flush()
+            won = [last]
+        for each in won:
+            await self._forward(each)
 
     def _result(self) -> tuple[bytes | None, float]:
         """What is recorded, and for how many seconds."""
@@ -150,7 +183,7 @@ class Recording:
         self._chunks.clear()
         return payload, policy.ttl_for(self._status)
 
-    def _answer_of(self, won: Record | None) -> list[dict[str, Any]] | None:
+    def _answer_of(self, won: Record | None) -> list[Any] | None:
         """Another owner's answer, where that is the one that stands and nothing was sent yet."""
         if won is None or won.payload is None or self._start_sent:
             return None

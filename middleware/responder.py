@@ -247,15 +247,15 @@ class Responder:
                 if not await self._recovered(held, recording):
                     await self.middleware.app(self.scope, self.app_receive, recording.send)
         except Exception:
-            if not held.ending:
-                await held.release()
+            await (recording.conclude() if recording.concluded else held.release())
             raise
         except BaseException:
-            if not held.ending:
-                await held.interrupt()
+            await (recording.conclude() if recording.concluded else held.interrupt())
             raise
         else:
-            if not held.ending:  # the app ended without an answer, or in the middle of one
+            if recording.concluded:
+                await recording.conclude()
+            else:  # the app ended without an answer, or in the middle of one
                 await held.release()
                 await recording.flush()
         finally:
@@ -276,7 +276,7 @@ class Responder:
             await answer_recovered(found, self.scope, recording.send)
         except Exception:
             # Not known is not "not done": a release would forget that there is something to ask.
-            if not held.ending:
+            if not recording.concluded:
                 await held.interrupt()
             raise
         return True
