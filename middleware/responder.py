@@ -70,7 +70,8 @@ class Responder:
         context = context_of(self.scope)
         if context is None:
             header = self.middleware.id_header
-            context = self.scope[SCOPE_KEY] = new_context(self.scope, header, trusted=True)
+            context = new_context(self.scope, header, trusted=True)
+            self.scope[SCOPE_KEY] = context
             self._id_line = (header, context.request_id.encode("ascii"))
         self.request_id = context.request_id
         token = enter(context)
@@ -136,12 +137,6 @@ class Responder:
 
     # The request
 
-    def _header(self, name: bytes) -> bytes:
-        for each, value in self.scope["headers"]:
-            if each == name:
-                return bytes(value)
-        return b""
-
     def _path(self) -> bytes:
         """The full path, as the client sent it."""
         raw: bytes | None = self.scope.get("raw_path")
@@ -155,13 +150,14 @@ class Responder:
         """Read the body and take the request's fingerprint."""
         scope, how = self.scope, self.policy.fingerprint
         path, query = self._path(), scope.get("query_string", b"")
-        encoding = self._header(b"content-encoding")
+        headers = dict(scope["headers"])
+        encoding = headers.get(b"content-encoding", b"")
         streaming = keys.RequestFingerprint(scope["method"], path, query, encoding)
-        length = self._header(b"content-length")
+        length = headers.get(b"content-length", b"")
         # One of more digits than any body has is taken for none: what comes is counted anyway.
         declared = int(length) if length.isdigit() and len(length) < 20 else None
         limit = self.policy.max_request_body
-        if declared is not None and declared > limit and self._header(b"expect"):
+        if declared is not None and declared > limit and b"expect" in headers:
             raise TooLarge  # the client asks before it sends: reading would invite the body
         self.body = await read_body(
             self.receive,
@@ -175,7 +171,7 @@ class Responder:
             return keys.NO_FINGERPRINT
         whole = self.body.whole()
         if how == "json":
-            kind = self._header(b"content-type").decode("latin-1")
+            kind = headers.get(b"content-type", b"").decode("latin-1")
             return keys.json_fingerprint(scope["method"], path, query, encoding, whole, kind)
         assert callable(how)
         own = how(Request(scope), whole)
@@ -298,8 +294,11 @@ class Responder:
     def identified(self, headers: Headers) -> Headers:
         """The headers of this answer with the request's ID, where nobody outside sees to it."""
         line = self._id_line
-        if line is None or any(name.lower() == line[0] for name, _ in headers):
+        if line is None:
             return headers
+        for name, _ in headers:
+            if name.lower() == line[0]:
+                return headers
         return [*headers, line]
 
     async def _problem(self, problem: problems.Problem) -> None:

@@ -116,7 +116,7 @@ def routes_of(app: Any) -> list[Any]:
         if app is None:
             break
         routes = getattr(app, "routes", None)
-        if routes and isinstance(routes, list | tuple):
+        if routes and isinstance(routes, (list, tuple)):
             return routes if isinstance(routes, list) else list(routes)
         app = getattr(app, "app", None)
     return []
@@ -152,7 +152,7 @@ def _entries(routes: Iterable[Any]) -> list[_Entry]:
 
 def _below(route: Any) -> list[Any]:
     # Other frameworks' routes lead back to their app by the same name.
-    return routes_of(route) if isinstance(route, Mount | Host) else []
+    return routes_of(route) if isinstance(route, (Mount, Host)) else []
 
 
 def _marked_methods(endpoint: type) -> Iterator[str]:

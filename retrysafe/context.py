@@ -62,6 +62,21 @@ class ReceiptControl:
         self.decision = False
 
 
+class _Unheard(ReceiptControl):
+    """Outside keyed work: there is no result to have a word on."""
+
+    __slots__ = ()
+
+    def keep(self) -> None:
+        """Without effect."""
+
+    def discard(self) -> None:
+        """Without effect."""
+
+
+_UNHEARD = _Unheard()
+
+
 @dataclass(slots=True)
 class RequestContext:
     """What is known of the request, or of the keyed work, that the running code belongs to.
@@ -75,7 +90,7 @@ class RequestContext:
     request_id: str
     key: str | None = None
     scope: str = field(default="", repr=False)
-    receipt: ReceiptControl = field(default_factory=ReceiptControl, repr=False)
+    receipt: ReceiptControl = field(default=_UNHEARD, repr=False)
     held: frozenset[bytes] = field(default=frozenset(), repr=False)
     traceparent: str | None = None
     receipts: Any = field(default=None, repr=False)

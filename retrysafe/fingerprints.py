@@ -48,9 +48,12 @@ class RequestFingerprint:
     def __init__(
         self, method: str, path: bytes, query: bytes, content_encoding: bytes = b""
     ) -> None:
-        parts = (method.encode("latin-1", "replace"), path, query, _coding(content_encoding))
+        verb, coding = method.encode("latin-1", "replace"), _coding(content_encoding)
         self._hasher = _PRINTS.copy()
-        self._hasher.update(b"".join([b"%d:%b" % (len(part), part) for part in parts]))
+        self._hasher.update(
+            b"%d:%b%d:%b%d:%b%d:%b"
+            % (len(verb), verb, len(path), path, len(query), query, len(coding), coding)
+        )
 
     def update(self, chunk: bytes | bytearray | memoryview) -> None:
         """Add the next piece of the body."""

@@ -106,9 +106,9 @@ def check_key(text: str) -> str:
 def digest(namespace: str, scope: str, key: str) -> bytes:
     """The 16 bytes that name a receipt. Parts are length-prefixed: no two triples meet."""
     hasher = _KEYS.copy()
-    space, caller, name = (
-        part.encode("utf-8", "surrogatepass") for part in (namespace, scope, key)
-    )
+    space = namespace.encode("utf-8", "surrogatepass")
+    caller = scope.encode("utf-8", "surrogatepass")
+    name = key.encode("utf-8", "surrogatepass")
     hasher.update(b"%d:%b%d:%b%d:%b" % (len(space), space, len(caller), caller, len(name), name))
     return hasher.digest()
 

@@ -18,7 +18,14 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from retrysafe import context
-from retrysafe.context import RequestContext, carry, current_request, entered, request_id
+from retrysafe.context import (
+    ReceiptControl,
+    RequestContext,
+    carry,
+    current_request,
+    entered,
+    request_id,
+)
 from retrysafe.logging import RequestIdFilter
 from tests.support import run
 
@@ -112,7 +119,7 @@ def test_calls_are_counted_by_name_from_any_thread() -> None:
 
 
 def test_the_last_word_on_a_result_counts() -> None:
-    receipt = RequestContext("r").receipt
+    receipt = ReceiptControl()
     assert receipt.decision is None
     receipt.keep()
     assert receipt.decision is True
