@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from hashlib import blake2b
 from typing import Any
 
@@ -112,10 +112,11 @@ class IdempotencyMiddleware:
         finally:
             leave(token)
 
-    async def caller(self, scope: Scope) -> str:
+    def caller(self, scope: Scope) -> str | Awaitable[str]:
         """Whose request this is. Raises whatever the user's callable raises."""
-        if self.scope_of is default_scope:
-            return _default_scope(scope)
+        return _default_scope(scope) if self.scope_of is default_scope else self._own(scope)
+
+    async def _own(self, scope: Scope) -> str:
         found = self.scope_of(Request(scope))
         if inspect.isawaitable(found):
             found = await found

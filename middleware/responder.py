@@ -83,7 +83,14 @@ class Responder:
                 return
             if isinstance(held, AsyncHeld):
                 self._handed_over = True
-                await self._work(held)
+                work = self._begin_work(held)
+                try:
+                    await self._over
+                except asyncio.CancelledError:
+                    if not work.done():
+                        work.add_done_callback(_report_orphan)
+                    raise
+                await work  # it has ended: with what it raised
             elif held:
                 await self._run_unprotected()
         finally:
@@ -100,7 +107,9 @@ class Responder:
             raise errors.KeyMissing(self.middleware.settings.key_header)
         key = keys.parse_key(values)
         try:
-            caller = await self.middleware.caller(self.scope)
+            caller = self.middleware.caller(self.scope)
+            if not isinstance(caller, str):
+                caller = await caller
         except Exception:
             logger.exception("the scope callable failed; nothing was run")
             await self._problem(problems.SCOPE_FAILED)
@@ -213,22 +222,16 @@ class Responder:
 
     # The work
 
-    async def _work(self, held: AsyncHeld) -> None:
+    def _begin_work(self, held: AsyncHeld) -> asyncio.Task[None]:
         """Run the app in a task of its own: it goes on when the server lets go of the request."""
         loop = asyncio.get_running_loop()
-        self._over = loop.create_future()
+        self._over: asyncio.Future[None] = loop.create_future()
         work = loop.create_task(self._run(held), name="retrysafe-work")
         _works.add(work)
         work.add_done_callback(self._end)
         if self.policy.on_lease_lost == "cancel":
             held.on_lost = work.cancel
-        try:
-            await self._over
-        except asyncio.CancelledError:
-            if not work.done():
-                work.add_done_callback(_report_orphan)
-            raise
-        await work  # it has ended: with what it raised
+        return work
 
     def _end(self, work: asyncio.Task[None]) -> None:
         _works.discard(work)

@@ -37,10 +37,12 @@ class Sameness:
         if kind is float:
             return bool(a == b or (a != a and b != b))
         if kind is dict:
-            return len(a) == len(b) and all(
-                self.same(left, right) and self.same(a[left], b[right])
-                for left, right in zip(a, b, strict=True)
-            )
+            if len(a) != len(b):
+                return False
+            for (left, of_a), (right, of_b) in zip(a.items(), b.items(), strict=True):
+                if not (self.same(left, right) and self.same(of_a, of_b)):
+                    return False
+            return True
         if isinstance(a, list | tuple):
             return len(a) == len(b) and all(map(self.same, a, b))
         if kind is decimal.Decimal:
