@@ -130,9 +130,9 @@ class Recording:
             return
         # It waits for the record, the app need not: most are done now, and what they hold is let
         # go of. One that goes on (background work) keeps nobody waiting for its answer.
-        self.concluded = True
-        self._last = message
         self._outcome = self._result() if self._kept() else None
+        self._last = message
+        self.concluded = True
         self._soon = asyncio.get_running_loop().call_soon(self._conclude_beside)
 
     def _conclude_beside(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -39,6 +40,7 @@ def script(name: str) -> tuple[bytes, bytes]:
 
 
 _ANSWERS = {answer.value: answer for answer in Answer}
+_SHORT = re.compile(rb"r1[0-9]([0-9]{16})?")
 
 
 class Wire:
@@ -93,8 +95,15 @@ class Wire:
 
     @staticmethod
     def unpack(raw: Any) -> Reply:
-        """A script's reply. Raises StoreUnavailable for what is none: nothing is read into it."""
+        """A script's reply: {answer, number, value}; shorter, `r1`, the answer and, where it has
+        one, a number of 16 digits. Raises StoreUnavailable for what is none: nothing is read into
+        it.
+        """
         try:
+            if type(raw) is bytes:
+                short = _SHORT.fullmatch(raw)
+                if short is not None:
+                    return Reply(_ANSWERS[raw[2] - 48], int(short[1] or 0))
             answer, number, value = raw
             if type(answer) is int and type(number) is int and type(value) is bytes:
                 return Reply(_ANSWERS[answer], number, value)

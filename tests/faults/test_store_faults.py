@@ -211,6 +211,8 @@ def test_I48_a_full_store_is_unavailable_and_nothing_runs(
     async def main() -> None:
         receipts = AsyncReceipts(RedisStore(server.url, "faults"), policy())
         first = await held(receipts)
+        done = Call("done", "s", ONE)
+        await (await held(receipts, done)).finish(b"d", 60)
         door = RedisStore(server.url, "faults").open_async()
         filled = 0
         for size in (50_000, 500, 1):
@@ -220,6 +222,7 @@ def test_I48_a_full_store_is_unavailable_and_nothing_runs(
                     filled += 1
         with pytest.raises(errors.StoreUnavailable):
             await receipts.begin(Call("other", "s", ONE))
+        assert isinstance(await receipts.begin(done), Record)  # that takes no room
         finishing = asyncio.create_task(first.finish(b"r", 60))
         for n in range(filled):
             await door.command("DEL", f"fill-{n}")

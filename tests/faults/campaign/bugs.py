@@ -40,9 +40,9 @@ def _no_fencing() -> None:
     def unfenced(name: str) -> bytes:
         if name != "finish":
             return text(name)
-        kept = text(name).replace(b"if ours then return {1, 0, ''} end", b"")
+        kept = text(name).replace(b"if ours then return 'r11' end", b"")
         kept = kept.replace(b"return {3, 0, value}", b"")
-        return kept.replace(b"if not ours then return {0, 0, ''} end", b"")
+        return kept.replace(b"if not ours then return 'r10' end", b"")
 
     wire._text = unfenced
     wire.script.cache_clear()
