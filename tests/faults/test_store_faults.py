@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -20,7 +21,7 @@ from retrysafe.stores.wire import script
 from tests.conftest import OwnServer
 from tests.faults.proxy import Proxy
 from tests.receipting import CALL, ONE, held, policy
-from tests.servers import Server, port_of
+from tests.servers import Server, port_of, server_binaries
 from tests.support import run, until, wait_until
 
 
@@ -423,3 +424,24 @@ def test_a_loop_that_stood_still_is_no_outage_of_the_store(redis_url: str, loop:
     factory = uvloop.new_event_loop if loop == "uvloop" else None
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())
+
+
+@pytest.mark.parametrize("binary", server_binaries(), ids=lambda path: Path(path).name)
+def test_every_server_there_is_hands_a_dead_owners_receipt_over(binary: str) -> None:
+    """Given any server found on this machine, a dead owner's key is taken over, its late result
+    changes nothing, and a retry is answered from what won."""
+    with Server(binary=binary) as server:
+        # One object a process: each has its own desk.
+        dead, heir, retry = (
+            Receipts(RedisStore(server.url, "kinds"), policy(lease=0.2, wait=5)) for _ in range(3)
+        )
+        first = dead.begin(CALL)
+        assert isinstance(first, Held)
+        first._desk.drop(first._taken)  # nobody renews its lease any more
+        second = heir.begin(CALL)
+        assert isinstance(second, Held) and second.fence > first.fence
+        assert second.finish(b"won", 60) is None
+        late = first.finish(b"late", 60)
+        assert late is not None and late.payload == b"won"
+        again = retry.begin(CALL)
+        assert isinstance(again, Record) and again.payload == b"won"

@@ -19,7 +19,7 @@ from tests.faults.campaign.history import Disturbance, Kind
 from tests.faults.campaign.plan import Plan
 from tests.faults.proxy import Proxy
 from tests.guard import Guard
-from tests.servers import Cluster, Replicated, Server, free_port
+from tests.servers import Cluster, Replicated, Server, free_port, server_binaries
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 READY_WITHIN = 40.0
@@ -184,7 +184,8 @@ class Stage:
             config: dict[str, object] = {"enable_debug_command": "yes"}
             if plan.lasting:
                 config |= {"appendonly": "yes", "appendfsync": "everysec"}
-            self.servers = [Server(config)]
+            kinds = server_binaries()
+            self.servers = [Server(config, binary=kinds[plan.seed % len(kinds)])]
         self.server = self.servers[0]
         self.control = self._connect()
         if self.several is None:
