@@ -9,10 +9,11 @@ One job ID has one result: the first that is written stands, until it is acknowl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from retrysafe import commands, envelopes, result_waiting, units
 from retrysafe.deadlines import remaining
@@ -27,6 +28,8 @@ from retrysafe.stores.doors import async_door, door
 from retrysafe.wakers import AsyncWaker, ThreadWaker
 
 __all__ = ["Result", "ResultReader", "ResultWriter"]
+
+T = TypeVar("T")
 
 Mode = Literal["take", "acknowledge"]
 MAX_SIZE = 16 * 1024 * 1024
@@ -157,7 +160,7 @@ class ResultReader(_Names):
             payload = await _run(result_waiting.waiting(ask), perform)
         except asyncio.CancelledError:
             # A look that was under way may have taken it: the same token finds it again.
-            seen = await asyncio.shield(asyncio.ensure_future(look(result_waiting.LAST_LOOK)))
+            seen = await _to_its_end(look(result_waiting.LAST_LOOK))
             rescued = (
                 None if isinstance(seen, StoreUnavailable) else result_waiting.found(ask, seen)
             )
@@ -177,7 +180,8 @@ class ResultReader(_Names):
     def wait_sync(
         self, job_id: str, *, step: str, server: str, timeout: float, mode: Mode = "take"
     ) -> Result:
-        """`wait`, for threads. An interrupt (KeyboardInterrupt) ends it at once."""
+        """`wait`, for threads. An interrupt (KeyboardInterrupt) ends it at once. A server that
+        hangs holds the last look up for as long as one command may take (1.5 s)."""
         ask = self._ask(job_id, step, server, timeout, mode)
         backend = door(self.store)
         nudges = nudges_of(backend)
@@ -308,6 +312,15 @@ class ResultWriter(_Names):
     def _script(self, job_id: str, payload: bytes) -> tuple[tuple[str], tuple[Any, ...]]:
         key, channel = self._named(job_id)
         return (key,), (payload, self._ttl_ms, channel, job_id.encode())
+
+
+async def _to_its_end(look: Coroutine[Any, Any, T]) -> T:
+    """Whatever is cancelled meanwhile: what a look has taken nobody else will get."""
+    task = asyncio.ensure_future(look)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    return task.result()
 
 
 async def _run(steps: Generator[Effect, Any, bytes], perform: Any) -> bytes:

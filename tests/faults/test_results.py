@@ -202,3 +202,24 @@ def test_C78_the_second_look_after_a_malformed_take_is_never_a_wait(redis_url: s
         with pytest.raises(Exception) as caught:
             waiting(store, colour, timeout=600.0)
         assert type(caught.value).__name__ in ("ProtocolError", "AlreadyTaken")
+
+
+def test_a_wait_that_is_cancelled_again_and_again_keeps_what_it_took(
+    proxied: tuple[Proxy, redis.Redis],
+) -> None:
+    """Given a cancelled wait whose last look is under way, slowly, when it is cancelled once more,
+    then what the look takes is still its result."""
+    proxy, client = proxied
+
+    async def main() -> None:
+        reader = ResultReader(RedisStore(proxy.url, "tests"))
+        wait = asyncio.ensure_future(reader.wait("job-1", step="s", server="x", timeout=20.0))
+        await until(lambda: client.pubsub_numsub(KEY)[0][1] == 1)
+        client.set(KEY, DONE, ex=60)  # no nudge
+        proxy.delay_replies(0.15)
+        for _ in range(3):
+            wait.cancel()
+            await asyncio.sleep(0.02)
+        assert (await wait).content == 1
+
+    run(main())
