@@ -77,34 +77,33 @@ class Body:
 
 
 async def read_body(
-    receive: Any, declared: int | None, limit: int, on_chunk: Callable[[bytes], None]
-) -> Body:
+    body: Body,
+    receive: Any,
+    declared: int | None,
+    limit: int,
+    on_chunk: Callable[[bytes], None],
+) -> None:
     """Read the whole body. Raises TooLarge, Disconnected.
 
     What is over the limit is read on, to a bound, and dropped: a client that still sends would
     not read the answer, and the connection could not be used again.
     """
-    body = Body()
     too_large = declared is not None and declared > limit
     drain = 4 * limit + (1 << 20)
-    try:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            chunk = message.get("body", b"")
-            if not too_large and body.size + len(chunk) > limit:
-                too_large = True
-                body.close()
-            if too_large:
-                drain -= len(chunk)
-                if drain < 0 or not message.get("more_body", False):
-                    raise TooLarge
-                continue
-            on_chunk(chunk)
-            body.append(chunk)
-            if not message.get("more_body", False):
-                return body
-    except BaseException:
-        body.close()
-        raise
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        if not too_large and body.size + len(chunk) > limit:
+            too_large = True
+            body.close()
+        if too_large:
+            drain -= len(chunk)
+            if drain < 0 or not more:
+                raise TooLarge
+            continue
+        on_chunk(chunk)
+        body.append(chunk)
+        if not more:
+            return

@@ -156,10 +156,9 @@ class Recording:
         else:
             won = self._answer_of(await self._held.finish(*self._outcome))
         if won is None:
-            await self.flush()
-            won = [last]
-        for each in won:
-            await self._forward(each)
+            won = [last] if self._start_sent else [self._start, last]
+            self._start_sent = True
+        await self._forward(*won)
 
     def _result(self) -> tuple[bytes | None, float]:
         """What is recorded, and for how many seconds."""
@@ -208,12 +207,13 @@ class Recording:
             logger.exception("policy.keep failed; the default decides")
             return kept_by_default(self._status)
 
-    async def _forward(self, message: MutableMapping[str, Any]) -> None:
+    async def _forward(self, *messages: MutableMapping[str, Any]) -> None:
         """Send to the client. A client that is gone ends the sending, not the work."""
         if self._gone:
             return
         try:
-            await self._responder.send(message)
+            for message in messages:
+                await self._responder.send(message)
         except OSError:
             self._gone = True
         except Exception as error:

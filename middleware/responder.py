@@ -168,7 +168,8 @@ class Responder:
         limit = self.policy.max_request_body
         if declared is not None and declared > limit and b"expect" in headers:
             raise TooLarge  # the client asks before it sends: reading would invite the body
-        self.body = await read_body(
+        await read_body(
+            self.body,
             self.receive,
             declared,
             limit,
@@ -243,7 +244,7 @@ class Responder:
         recording.prepare(self.scope)
         try:
             with held.working():
-                if not await self._recovered(held, recording):
+                if held.abandoned is None or not await self._recovered(held, recording):
                     await self.middleware.app(self.scope, self.app_receive, recording.send)
         except Exception:
             await (recording.conclude() if recording.concluded else held.release())
@@ -265,8 +266,9 @@ class Responder:
     async def _recovered(self, held: AsyncHeld, recording: Recording) -> bool:
         """Ask the recovery function about a call whose worker died; True where it was done."""
         ask = self.policy.on_abandoned
-        if held.abandoned is None or not callable(ask):
+        if not callable(ask):
             return False
+        assert held.abandoned is not None
         try:
             found = await ask_recovery(ask, held.abandoned)
             if found is None:

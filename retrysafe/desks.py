@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from retrysafe import commands as c
@@ -18,7 +18,7 @@ from retrysafe.commands import Answer, Reply
 from retrysafe.events import Event, emit
 from retrysafe.finished import FinishedRecords
 from retrysafe.flights import Flights
-from retrysafe.flow import Flow, Taken, awaitable, new_token
+from retrysafe.flow import Flow, Steps, Taken, new_token
 from retrysafe.stores.base import Store
 from retrysafe.stores.doors import async_door, door
 from retrysafe.wakers import AsyncPlace, ThreadPlace
@@ -109,17 +109,13 @@ def note_renewals(
                 logger.exception("what was to be done about a lost lease failed")
 
 
-def run(flow: Flow[T]) -> T:
+def run(flow: Steps[T]) -> T:
     """Run a flow of a thread's desk to its end, on this thread."""
     try:
         flow.send(None)
     except StopIteration as stop:
         return cast(T, stop.value)
     raise RuntimeError("a thread's flow has nothing to wait for")
-
-
-def _handed_on(coroutine: Coroutine[Any, Any, T]) -> Flow[T]:
-    return cast("Flow[T]", coroutine)  # a flow's `yield from` takes both
 
 
 class _Desk:
@@ -168,23 +164,23 @@ class AsyncDesk(_Desk):
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    # What a flow asks for: coroutines, which its generator hands on to the event loop.
+    # What a flow asks for: coroutines, which its `yield from` takes as it takes another flow.
 
-    def execute(self, command: c.Command) -> Flow[Reply]:
-        return _handed_on(self.door.execute(command))
+    def execute(self, command: c.Command) -> Steps[Reply]:
+        return self.door.execute(command)  # type: ignore[return-value]
 
-    def wait(self, place: Any, seconds: float) -> Flow[Any]:
-        return _handed_on(place.wait(seconds))
+    def wait(self, place: Any, seconds: float) -> Steps[Any]:
+        return place.wait(seconds)  # type: ignore[no-any-return]
 
-    def sleep(self, seconds: float) -> Flow[None]:
-        return _handed_on(asyncio.sleep(seconds))
+    def sleep(self, seconds: float) -> Steps[None]:
+        return asyncio.sleep(seconds)  # type: ignore[return-value]
 
-    def listen(self, seconds: float) -> Flow[bool]:
-        return _handed_on(self._listen(seconds))
+    def listen(self, seconds: float) -> Steps[bool]:
+        return self._listen(seconds)  # type: ignore[return-value]
 
     def spawn(self, flow: Flow[Any]) -> None:
         async def alone() -> None:
-            await awaitable(flow)
+            await flow
 
         task = self.loop.create_task(alone(), name="retrysafe-background")
         self._tasks.add(task)
@@ -263,20 +259,20 @@ class Desk(_Desk):
 
     # What a flow asks for: done at once, so that none of these ever yields.
 
-    def execute(self, command: c.Command) -> Flow[Reply]:
+    def execute(self, command: c.Command) -> Steps[Reply]:
         return self.door.execute(command)
         yield
 
-    def wait(self, place: Any, seconds: float) -> Flow[Any]:
+    def wait(self, place: Any, seconds: float) -> Steps[Any]:
         return place.wait(seconds)
         yield
 
-    def sleep(self, seconds: float) -> Flow[None]:
+    def sleep(self, seconds: float) -> Steps[None]:
         time.sleep(seconds)
         return
         yield
 
-    def listen(self, seconds: float) -> Flow[bool]:
+    def listen(self, seconds: float) -> Steps[bool]:
         return self._listen(seconds)
         yield
 

@@ -13,7 +13,7 @@ import types
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Generator
 from hashlib import blake2b
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -53,17 +53,21 @@ NO_KEYS = "it is encrypted, and RETRYSAFE_ENCRYPTION_KEYS is not set in this pro
 
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
-Flow = Generator[Any, Any, T]
+T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
+Steps = Generator[Any, Any, T]
 
+if TYPE_CHECKING:
 
-def _flow(function: F) -> F:
-    return cast(F, types.coroutine(function))
+    class Flow(Generator[Any, Any, T_co], Awaitable[T_co]):
+        """A part of the protocol: `yield from` it in another, `await` it on an event loop, `run`
+        it on a thread (`retrysafe.desks`)."""
 
+    def _flow(function: Callable[P, Steps[T]]) -> Callable[P, Flow[T]]: ...
 
-def awaitable(flow: Flow[T]) -> Awaitable[T]:
-    """A flow, as an event loop takes it."""
-    return cast("Awaitable[T]", flow)  # `_flow` has made it one
+else:
+    Flow = Generator
+    _flow = types.coroutine
 
 
 class FlowDesk(Protocol):
@@ -75,17 +79,17 @@ class FlowDesk(Protocol):
     listening: bool
     max_waiters: int
 
-    def execute(self, command: c.Command) -> Flow[c.Reply]:
+    def execute(self, command: c.Command) -> Steps[c.Reply]:
         """Ask the store."""
         ...
 
-    def wait(self, place: Place, seconds: float) -> Flow[Any]:
+    def wait(self, place: Place, seconds: float) -> Steps[Any]:
         """Sleep on a place for at most `seconds`: its signal, or None."""
         ...
 
-    def sleep(self, seconds: float) -> Flow[None]: ...
+    def sleep(self, seconds: float) -> Steps[None]: ...
 
-    def listen(self, seconds: float) -> Flow[bool]:
+    def listen(self, seconds: float) -> Steps[bool]:
         """Make sure, for at most `seconds`, that the inbox is subscribed: whether it is."""
         ...
 
@@ -141,7 +145,7 @@ def new_token() -> bytes:
 @_flow
 def claim(
     desk: FlowDesk, ask: Claim, on_wait: Callable[[], object] = lambda: None
-) -> Flow[Taken | Record]:
+) -> Steps[Taken | Record]:
     """Take the receipt, or come back with the record that answers the call. `on_wait` is called
     before each wait for another call.
 
@@ -196,7 +200,7 @@ def claim(
 @_flow
 def _lead(
     desk: FlowDesk, ask: Claim, place: Place, end: float, on_wait: Callable[[], object]
-) -> Flow[Taken | Record]:
+) -> Steps[Taken | Record]:
     policy = ask.policy
     token = new_token()
     begin = c.Begin(
@@ -279,7 +283,7 @@ def _lead(
 
 
 @_flow
-def _in_time(desk: FlowDesk, ask: Claim, token: bytes) -> Flow[float | None]:
+def _in_time(desk: FlowDesk, ask: Claim, token: bytes) -> Steps[float | None]:
     """Renew a lease that was granted late: when the one was asked for that we hold now. None: it
     isn't ours any more.
 
@@ -302,7 +306,7 @@ def _in_time(desk: FlowDesk, ask: Claim, token: bytes) -> Flow[float | None]:
 
 
 @_flow
-def finish(desk: FlowDesk, taken: Taken, payload: bytes | None, ttl: float) -> Flow[Record | None]:
+def finish(desk: FlowDesk, taken: Taken, payload: bytes | None, ttl: float) -> Steps[Record | None]:
     """Record the result. None: ours stands, or will; a Record: another's won, answer from it."""
     ask = taken.claim
     taken.finishing = True
@@ -323,7 +327,7 @@ def finish(desk: FlowDesk, taken: Taken, payload: bytes | None, ttl: float) -> F
 
 
 @_flow
-def _finish_later(desk: FlowDesk, taken: Taken, record: Record, command: c.Finish) -> Flow[None]:
+def _finish_later(desk: FlowDesk, taken: Taken, record: Record, command: c.Finish) -> Steps[None]:
     """Go on trying until the lease ends."""
     ask = taken.claim
     try:
@@ -337,7 +341,7 @@ def _finish_later(desk: FlowDesk, taken: Taken, record: Record, command: c.Finis
 
 
 @_flow
-def _insist(desk: FlowDesk, command: c.Command, seconds: float) -> Flow[c.Reply]:
+def _insist(desk: FlowDesk, command: c.Command, seconds: float) -> Steps[c.Reply]:
     """Send a command until the store takes it, for `seconds`. Raises the last StoreUnavailable."""
     end = time.monotonic() + seconds
     delay = 0.02
@@ -355,7 +359,7 @@ def _insist(desk: FlowDesk, command: c.Command, seconds: float) -> Flow[c.Reply]
 @_flow
 def _conclude(
     desk: FlowDesk, taken: Taken, record: Record, reply: c.Reply, wait: bool
-) -> Flow[Record | None]:
+) -> Steps[Record | None]:
     ask = taken.claim
     taken.ended = True
     if reply.answer in (Answer.OK, Answer.VANISHED):
@@ -390,7 +394,7 @@ def _won(ask: Claim, value: bytes) -> Record | None:
 
 
 @_flow
-def _winner(desk: FlowDesk, ask: Claim) -> Flow[Record | None]:
+def _winner(desk: FlowDesk, ask: Claim) -> Steps[Record | None]:
     """The record of the owner that fenced us out, once it has one."""
     end = time.monotonic() + ask.policy.wait
     delay = 0.02
@@ -413,7 +417,7 @@ def _winner(desk: FlowDesk, ask: Claim) -> Flow[Record | None]:
 
 
 @_flow
-def give_back(desk: FlowDesk, taken: Taken, command: c.Release | c.Interrupt) -> Flow[None]:
+def give_back(desk: FlowDesk, taken: Taken, command: c.Release | c.Interrupt) -> Steps[None]:
     """Release or interrupt; another call of this process may go ahead as soon as it is done."""
     ask = taken.claim
     kind = "released" if isinstance(command, c.Release) else "interrupted"
@@ -436,7 +440,7 @@ def give_back(desk: FlowDesk, taken: Taken, command: c.Release | c.Interrupt) ->
 
 
 @_flow
-def _give_up(desk: FlowDesk, ask: Claim, command: c.Release | c.Interrupt) -> Flow[None]:
+def _give_up(desk: FlowDesk, ask: Claim, command: c.Release | c.Interrupt) -> Steps[None]:
     """Leave nothing of a token behind: tried until its lease would have ended anyway."""
     try:
         yield from _insist(desk, command, ask.policy.lease)

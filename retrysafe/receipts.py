@@ -156,7 +156,7 @@ class AsyncHeld(_Held):
         if not self._first():
             return None
         try:
-            return await flow.awaitable(flow.finish(self._desk, self._taken, payload, ttl))
+            return await flow.finish(self._desk, self._taken, payload, ttl)
         finally:
             self._done()
 
@@ -171,7 +171,7 @@ class AsyncHeld(_Held):
     async def _give_back(self, ending: flow.Flow[None]) -> None:
         if self._first():
             try:
-                await flow.awaitable(ending)
+                await ending
             finally:
                 self._done()
 
@@ -258,7 +258,7 @@ class AsyncReceipts(_Receipts):
         """
         ask = self._claim(call)
         desk: AsyncDesk = async_desk_for(self.store, self.max_waiters)
-        result = await flow.awaitable(flow.claim(desk, ask, on_wait))
+        result = await flow.claim(desk, ask, on_wait)
         if isinstance(result, Record):
             return result
         return AsyncHeld(desk, result, ReceiptControl(), self)

@@ -97,9 +97,10 @@ class Multiplexer(asyncio.Protocol):
 
     def send(self, *args: bytes | str | int) -> Awaitable[Any]:
         """One command's reply. Raises StoreUnavailable past the deadline, ServerError."""
+        packed: bytes = hiredis.pack_command(args)  # type: ignore[arg-type]  # see `pack`
         if len(self._out) + len(self._sent) < _LIMIT:
-            return self.enqueue(pack(*args))
-        return self._send_later(pack(*args))
+            return self.enqueue(packed)
+        return self._send_later(packed)
 
     async def _send_later(self, packed: bytes) -> Any:
         while len(self._out) + len(self._sent) >= _LIMIT:
@@ -171,14 +172,15 @@ class Multiplexer(asyncio.Protocol):
         self._parser.feed(data)
         sent = self._sent
         while (reply := self._parser.gets()) is not False:
-            if isinstance(reply, hiredis.PushNotification):
+            kind = type(reply)
+            if kind is hiredis.PushNotification:
                 self._push(reply)
                 continue
             if not sent:
                 self._drop()
                 return
             entry = sent.popleft()
-            if isinstance(reply, ServerError):
+            if kind is ServerError:
                 word = str(reply).partition(" ")[0]
                 if word in self._elsewhere and not entry.future.done():
                     sent.appendleft(entry)
