@@ -717,9 +717,12 @@ def test_B159_C88_a_cancelled_saga_undoes_and_then_passes_it_on(store: Store, ca
 
 def test_B159_a_timeout_around_a_saga_undoes_and_is_raised(store: Store) -> None:
     async def main() -> None:
-        bench, _, _ = cancellable(store)
+        bench, reached, _ = cancellable(store)
+        now = asyncio.get_running_loop().time
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
+            async with asyncio.timeout(None) as limit:
+                at_the_last = asyncio.ensure_future(reached.wait())
+                at_the_last.add_done_callback(lambda _: limit.reschedule(now()))
                 await bench.saga.run("1", "o")
         assert bench.log == ["a", "b", "-c", "-b", "-a"]
 
