@@ -32,6 +32,7 @@ from retrysafe.finished import FinishedRecords
 from retrysafe.flights import Flights, Place
 from retrysafe.policy import ResolvedPolicy
 from retrysafe.records import (
+    NO_KEYS,
     AbandonedReceipt,
     CorruptRecord,
     Record,
@@ -49,7 +50,6 @@ FOREGROUND = 2.0  # how long a caller waits for a finish that the store doesn't 
 _LISTEN = 1.0
 # A receipt that is granted later than this part of its lease is renewed before its work starts.
 _LATE = 1 / 3
-NO_KEYS = "it is encrypted, and RETRYSAFE_ENCRYPTION_KEYS is not set in this process"
 
 
 T = TypeVar("T")

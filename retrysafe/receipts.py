@@ -24,7 +24,7 @@ from retrysafe.context import (
 from retrysafe.desks import AsyncDesk, Desk, async_desk_for, desk_for, run
 from retrysafe.errors import RecordCorrupt, RecordSealed, Reentered
 from retrysafe.policy import ResolvedPolicy
-from retrysafe.records import AbandonedReceipt, CorruptRecord, Record, Running, decode
+from retrysafe.records import NO_KEYS, AbandonedReceipt, CorruptRecord, Record, Running, decode
 from retrysafe.stores.base import Store
 from retrysafe.values import Value
 
@@ -237,7 +237,7 @@ class _Receipts:
             if reply.answer in (Answer.DONE, Answer.RUNNING):
                 found = decode(reply.value)
                 if isinstance(found, Record) and found.sealed:
-                    raise RecordSealed(self._digest(call).hex(), flow.NO_KEYS)
+                    raise RecordSealed(self._digest(call).hex(), NO_KEYS)
                 return found
         except CorruptRecord as error:
             raise RecordCorrupt(self._digest(call).hex(), str(error)) from None

@@ -23,6 +23,8 @@ LATEST = 9_000_000_000_000_000
 _NO_FENCE = b"0" * FENCE_SIZE
 # How a payload begins that was encrypted (retrysafe.stores.sealed): as no result of ours does.
 SEALED = b"\xc1sealed1"
+# Why this process can't read such a one.
+NO_KEYS = "it is encrypted, and RETRYSAFE_ENCRYPTION_KEYS is not set in this process"
 
 
 class State(StrEnum):

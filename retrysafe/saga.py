@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from retrysafe.backoff import Backoff, Exponential, FullJitter, parse_backoff
-from retrysafe.errors import SettingsError
 from retrysafe.policy import IdempotencyPolicy
 from retrysafe.receipts import AsyncReceipts, Receipts
 from retrysafe.retrying import RetryPolicy
@@ -22,7 +21,7 @@ from retrysafe.saga_drivers import check, check_async, drive, drive_async
 from retrysafe.saga_keeping import Keeping, SagaInfo
 from retrysafe.saga_plan import Plan, made_step
 from retrysafe.saga_requests import Rules
-from retrysafe.saga_state import SagaStatus
+from retrysafe.saga_state import Documents, SagaStatus
 from retrysafe.settings import Settings
 from retrysafe.stores import Store, open_store
 from retrysafe.stores.sealed import SealedStore
@@ -64,8 +63,7 @@ class Saga:
     on_undo_failure: "continue": an undo that fails doesn't keep the earlier ones waiting. "stop":
         strictly in reverse. Undos never run in parallel.
 
-    Raises ValueError and TypeError for what can't be used; SettingsError for a store that
-    encrypts: the documents of sagas are written in the open.
+    Raises ValueError and TypeError for what can't be used.
     """
 
     def __init__(
@@ -307,14 +305,7 @@ class Saga:
     def _built(self) -> tuple[Store, Keeping, Keeping]:
         settings = Settings.from_env()
         store = open_store(None) if self._store is None else self._store
-        if isinstance(store, SealedStore):
-            raise SettingsError(
-                [
-                    f"saga {self.name!r} was given a store that encrypts, and sagas are not "
-                    "encrypted yet; give it a store of its own that doesn't, such as "
-                    "RedisStore(url), if their arguments and results may be read there"
-                ]
-            )
+        documents = Documents(store.seal if isinstance(store, SealedStore) else None)
         values = {
             name: getattr(settings, name) if value is None else value
             for name, value in self._given.items()
@@ -330,6 +321,7 @@ class Saga:
             return Keeping(
                 self._plan,
                 store.namespace,
+                documents,
                 rules,
                 receipts,
                 lambda owned: check(store, owned),

@@ -22,7 +22,7 @@ from retrysafe.saga_context import StepContext
 from retrysafe.saga_data import pack
 from retrysafe.saga_plan import SagaStep, is_async
 from retrysafe.saga_requests import Act, Eval, Fenced, Flow, Halt, Owned, Rules, Sleep
-from retrysafe.saga_state import Document, SagaStatus, StepRecord, StepState, write
+from retrysafe.saga_state import Document, Documents, SagaStatus, StepRecord, StepState
 from retrysafe.sanitize import sanitize
 from retrysafe.timing import timing
 
@@ -64,6 +64,7 @@ class SagaRun:
         values: dict[str, Any],
         halt: Halt,
         *,
+        documents: Documents,
         turns: bool,
         receipts: Callable[[bool], Any],
         check: Callable[[], None],
@@ -77,6 +78,7 @@ class SagaRun:
         self.cause: BaseException | None = None
         self._args = args
         self._halt = halt
+        self._documents = documents
         self._turns = turns
         self._receipts = receipts
         self._check, self._acheck = check, acheck
@@ -341,7 +343,7 @@ class SagaRun:
                 self.owned.token,
                 self.owned.number,
                 status.value,
-                write(self.document),
+                self._documents.write(self.owned.digest, self.document),
                 round(due * 1e6),
                 0 if settle else rules.lease_us,
                 rules.ttl_ms(status.over),

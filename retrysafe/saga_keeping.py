@@ -33,12 +33,11 @@ from retrysafe.saga_requests import Eval, Fenced, Flow, Halt, Owned, Release, Re
 from retrysafe.saga_state import (
     VERSION,
     Document,
+    Documents,
     SagaStatus,
     StepRecord,
     StepState,
     Stored,
-    read,
-    write,
 )
 
 __all__ = ["Keeping", "SagaInfo"]
@@ -79,6 +78,7 @@ class Keeping:
         self,
         plan: Plan,
         namespace: str,
+        documents: Documents,
         rules: Rules,
         receipts: Callable[[bool], Any],
         check: Callable[[Owned], None],
@@ -86,6 +86,7 @@ class Keeping:
     ) -> None:
         self._plan = plan
         self._namespace = namespace
+        self._documents = documents
         self._rules = rules
         self._receipts = receipts
         self._check, self._acheck = check, acheck
@@ -111,7 +112,9 @@ class Keeping:
             steps=[StepRecord(step.name) for step in self._plan.steps],
         )
         mark = fingerprint("arguments", *(_flat(each) for each in stored)).hex()
-        token, reply = yield from self._begin(id, "run", mark, write(document))
+        token, reply = yield from self._begin(
+            id, "run", mark, self._documents.write(self._digest(id), document)
+        )
         answer = reply[0]
         if answer == _MISMATCH:
             raise FingerprintMismatch(self._digest(id))
@@ -193,6 +196,7 @@ class Keeping:
             stored if args is None else args,
             values,
             halt,
+            documents=self._documents,
             turns=mode == "run",
             receipts=self._receipts,
             check=lambda: self._check(owned),
@@ -201,7 +205,7 @@ class Keeping:
 
     def _document(self, id: str, data: Any) -> Document:
         try:
-            document = read(data)
+            document = self._documents.read(self._digest(id), data)
         except ValueError as error:
             raise RecordCorrupt(self._digest(id), str(error)) from None
         if document.id != id or document.saga != self._plan.saga:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-__all__ = ["Document", "SagaStatus", "StepRecord", "StepState", "Stored", "read", "write"]
+from retrysafe.errors import RecordSealed
+from retrysafe.records import NO_KEYS, SEALED
+
+__all__ = ["Document", "Documents", "SagaStatus", "StepRecord", "StepState", "Stored"]
 
 VERSION = 1
 
@@ -85,21 +88,48 @@ class Document(msgspec.Struct, omit_defaults=True):
         return tuple(step.name for step in self.steps if step.state in states)
 
 
+_HEAD = b"saga"
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Document)
 
 
-def write(document: Document) -> bytes:
-    """The stored form."""
-    return _encoder.encode(document)
+class Seal(Protocol):
+    """What encrypts: see `retrysafe.stores.sealed`."""
+
+    def close_text(self, digest: bytes, head: bytes, text: bytes) -> bytes: ...
+
+    def open_text(self, digest: bytes, head: bytes, text: bytes) -> bytes: ...
 
 
-def read(data: Any) -> Document:
-    """A stored document. Raises ValueError for what is none, or of another version."""
-    try:
-        document = _decoder.decode(data)
-    except (msgspec.MsgspecError, TypeError) as error:
-        raise ValueError(f"no document of a saga ({type(error).__name__})") from None
-    if document.version != VERSION:
-        raise ValueError(f"a document of version {document.version}, not {VERSION}")
-    return document
+class Documents:
+    """How the documents of one store are written and read. `seal`: where it encrypts them.
+
+    `digest` (hex) is the saga's: a document that lies under another one's name can't be opened.
+    """
+
+    def __init__(self, seal: Seal | None = None) -> None:
+        self._seal = seal
+
+    def write(self, digest: str, document: Document) -> bytes:
+        """The stored form."""
+        text = _encoder.encode(document)
+        if self._seal is None:
+            return text
+        return self._seal.close_text(bytes.fromhex(digest), _HEAD, text)
+
+    def read(self, digest: str, data: Any) -> Document:
+        """A stored document. Raises ValueError for what is none, or of another version, and
+        RecordSealed for what can't be opened."""
+        if not isinstance(data, bytes):
+            raise ValueError(f"no document of a saga ({type(data).__name__})")
+        if self._seal is not None:
+            data = self._seal.open_text(bytes.fromhex(digest), _HEAD, data)
+        elif data.startswith(SEALED):
+            raise RecordSealed(digest, NO_KEYS)
+        try:
+            document = _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"no document of a saga ({type(error).__name__})") from None
+        if document.version != VERSION:
+            raise ValueError(f"a document of version {document.version}, not {VERSION}")
+        return document

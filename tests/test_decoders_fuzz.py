@@ -27,7 +27,6 @@ from retrysafe.codec import NO_ANNOTATION, codec_for
 from retrysafe.commands import Answer, Reply
 from retrysafe.decorators import idempotent
 from retrysafe.desks import async_desk_for
-from retrysafe.flow import NO_KEYS
 from retrysafe.kept_errors import KeptErrors
 from retrysafe.middleware import IdempotencyMiddleware
 from retrysafe.middleware.response_record import StoredResponse, decode, encode, replay_messages
@@ -35,6 +34,7 @@ from retrysafe.outcomes import Classification
 from retrysafe.receipts import MAX_WAITERS, AsyncReceipts, Held, Receipts
 from retrysafe.records import (
     LATEST,
+    NO_KEYS,
     AbandonedReceipt,
     CorruptRecord,
     Record,

@@ -22,13 +22,10 @@ from retrysafe.errors import (
     SagaChanged,
     SagaFailed,
     SagaNotFound,
-    SettingsError,
 )
 from retrysafe.events import Event, listening
 from retrysafe.stores import Store
-from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
-from retrysafe.stores.sealed import SealedStore
 from tests.conftest import OwnServer
 from tests.support import run, until, wait_until
 
@@ -530,18 +527,6 @@ def test_a_failed_saga_can_be_pickled(bench: Bench) -> None:
     copy = pickle.loads(pickle.dumps(failed))
     assert (copy.undone, copy.step, str(copy.id)) == (("a",), "b", "1")
     assert "here only" in str(copy.cause)
-
-
-def test_a_store_that_encrypts_is_refused() -> None:
-    from retrysafe.encryption_keys import EncryptionKeys
-
-    saga = made(SealedStore(MemoryStore(), EncryptionKeys(bytes(range(32)).hex())))
-    saga.step(lambda_free)
-    with pytest.raises(SettingsError, match="encrypt"):
-        saga.run_sync("1")
-
-
-def lambda_free(ctx: Any) -> None: ...
 
 
 def test_two_runs_of_one_id_are_one(store: Store) -> None:

@@ -1,5 +1,7 @@
 """Results encrypted before they reach the store, and opened on their way back.
 
+Sagas seal their documents themselves (`retrysafe.saga_state`): no script reads in them.
+
 The payload of a finished receipt is sealed by AES-256-GCM; its head (state, owner token, fence,
 fingerprint, request ID) stays readable, since the store's scripts work on it, and is authenticated
 with the payload. So is the receipt's digest: a record that is changed, or moved to another
@@ -52,13 +54,13 @@ class SealedStore:
         self.store = store
         self.namespace = store.namespace
         self.url = store.url
-        self._seal = Seal(EncryptionKeys(keys) if isinstance(keys, str) else keys)
+        self.seal = Seal(EncryptionKeys(keys) if isinstance(keys, str) else keys)
 
     def open(self) -> Backend:
-        return SealedBackend(self.store.open(), self._seal)
+        return SealedBackend(self.store.open(), self.seal)
 
     def open_async(self) -> AsyncBackend:
-        return AsyncSealedBackend(self.store.open_async(), self._seal)
+        return AsyncSealedBackend(self.store.open_async(), self.seal)
 
     def __repr__(self) -> str:
         return f"SealedStore({self.store!r})"
@@ -87,12 +89,9 @@ class Seal:
     def close(self, digest: bytes, value: bytes) -> bytes:
         """A finished receipt's value with its payload sealed; one without a payload as it is."""
         at = payload_at(value)
-        if at is None or (self._keys.writes_plain and not value.startswith(SEALED, at)):
+        if at is None:
             return value
-        name, key = self._keys.first
-        nonce = os.urandom(_NONCE_SIZE)
-        text = self._for(key, digest).encrypt(nonce, value[at:], digest + value[:at])
-        return b"".join((value[:at], SEALED, name, nonce, text))
+        return value[:at] + self.close_text(digest, value[:at], value[at:])
 
     def open(self, digest: bytes, value: bytes) -> bytes:
         """The value with its payload in the open; whatever has no payload, as it is.
@@ -105,27 +104,41 @@ class Seal:
             return value  # the flow says so
         if at is None:
             return value
-        if not value.startswith(SEALED, at):
+        return value[:at] + self.open_text(digest, value[:at], value[at:])
+
+    def close_text(self, digest: bytes, head: bytes, text: bytes) -> bytes:
+        """A text sealed, or as it is while the ring says so. `head` is what stands before it."""
+        if self._keys.writes_plain and not text.startswith(SEALED):
+            return text
+        name, key = self._keys.first
+        nonce = os.urandom(_NONCE_SIZE)
+        return b"".join(
+            (SEALED, name, nonce, self._for(key, digest).encrypt(nonce, text, digest + head))
+        )
+
+    def open_text(self, digest: bytes, head: bytes, text: bytes) -> bytes:
+        """What `close_text` made of it. Raises RecordSealed."""
+        if not text.startswith(SEALED):
             if self._keys.reads_plain:
-                return value
+                return text
             raise RecordSealed(
                 digest.hex(),
                 f"it is not encrypted, and {_VARIABLE} does not list the word plain",
             )
-        name = value[at + len(SEALED) : at + _NONCE_AT]
+        name = text[len(SEALED) : _NONCE_AT]
         key = self._keys.by_id(name)
         if key is None:
             raise RecordSealed(
                 digest.hex(), f"it is encrypted with the key {name.hex()}, not one of {_VARIABLE}"
             )
-        nonce, text = value[at + _NONCE_AT : at + _TEXT_AT], value[at + _TEXT_AT :]
+        nonce = text[_NONCE_AT:_TEXT_AT]
         try:
-            opened = self._for(key, digest).decrypt(nonce, text, digest + value[:at])
+            opened = self._for(key, digest).decrypt(nonce, text[_TEXT_AT:], digest + head)
         except (self._tampered, ValueError):  # ValueError: cut inside the nonce
             raise RecordSealed(
                 digest.hex(), "its seal is broken: it was changed, or is another receipt's"
             ) from None
-        return value[:at] + bytes(opened)
+        return bytes(opened)
 
     def outbound(self, command: Command) -> Command:
         """A command as it goes to the store."""

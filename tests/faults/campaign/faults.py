@@ -61,6 +61,7 @@ async def _terminate_one(stage: Stage, worker: Worker, fault: Fault) -> None:
         await worker.ended(10)
     else:
         stage.disturb("dead", fault.name, time.monotonic(), math.inf, worker.incarnation)
+    worker.bury()
     # It refuses connections from the signal on.
     stage.disturb("dead", "terminating", asked, time.monotonic(), worker.name)
     await _start_again(worker, fault)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import os
 import signal
@@ -147,6 +148,12 @@ class Worker:
                 return False
             await asyncio.sleep(0.01)
         return True
+
+    def bury(self) -> None:
+        """End the children that it forked and left: they hold its port."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         self.signal(signal.SIGCONT)

@@ -155,6 +155,7 @@ def _forked(args: tuple[str, str, str]) -> Told:
             told = answer.read()
         os.waitpid(child, 0)
         return tuple(json.loads(told))  # type: ignore[return-value]
+    os.close(ours)  # a parent that is gone must not seem to be there to read
     try:
         faulthandler.dump_traceback_later(_HUNG)  # into this worker's log: where it hangs
         try:
