@@ -46,12 +46,7 @@ class Recording:
         self._chunks: list[bytes] = []
         self._size = 0
         self._trailers: Headers = []
-        # The app has sent all of it; what comes of it is `_outcome`, and waits for `_soon`.
-        self.concluded = False
-        self._last: Any = None
-        self._outcome: tuple[bytes | None, float] | None = None
-        self._soon: asyncio.Handle
-        self._beside: asyncio.Task[None] | None = None
+        self._concluded = False
         self.send_error: Exception | None = None
         self._gone = False
 
@@ -70,10 +65,7 @@ class Recording:
         kind = message["type"]
         if kind == "http.response.start" and self._start is None:
             self._begin(message)
-        elif self.concluded:
-            await self.conclude()  # nothing overtakes the last piece
-            await self._forward(message)
-        elif kind in _HINTS or self._start is None:
+        elif self._concluded or kind in _HINTS or self._start is None:
             await self.flush()
             await self._forward(message)
         elif kind == "http.response.body":
@@ -128,35 +120,16 @@ class Recording:
             await self.flush()
             await self._forward(message)
             return
-        # It waits for the record, the app need not: most are done now, and what they hold is let
-        # go of. One that goes on (background work) keeps nobody waiting for its answer.
-        self._outcome = self._result() if self._kept() else None
-        self._last = message
-        self.concluded = True
-        self._soon = asyncio.get_running_loop().call_soon(self._conclude_beside)
-
-    def _conclude_beside(self) -> None:
-        self._beside = asyncio.get_running_loop().create_task(
-            self._conclude(), name="retrysafe-answer"
-        )
-
-    async def conclude(self) -> None:
-        """Record the answer, or release; then send its last piece, or another owner's answer."""
-        if self._beside is not None:
-            await self._beside
-        elif self._last is not None:
-            self._soon.cancel()
-            await self._conclude()
-
-    async def _conclude(self) -> None:
-        last, self._last = self._last, None
+        # Before the app goes on: what it does after its answer may block this loop for longer than
+        # the lease, or end the process.
+        self._concluded = True
         won: list[Any] | None = None
-        if self._outcome is None:
-            await self._held.release()
+        if self._kept():
+            won = self._answer_of(await self._held.finish(*self._result()))
         else:
-            won = self._answer_of(await self._held.finish(*self._outcome))
+            await self._held.release()
         if won is None:
-            won = [last] if self._start_sent else [self._start, last]
+            won = [message] if self._start_sent else [self._start, message]
             self._start_sent = True
         await self._forward(*won)
 

@@ -247,15 +247,15 @@ class Responder:
                 if held.abandoned is None or not await self._recovered(held, recording):
                     await self.middleware.app(self.scope, self.app_receive, recording.send)
         except Exception:
-            await (recording.conclude() if recording.concluded else held.release())
+            if not held.ending:
+                await held.release()
             raise
         except BaseException:
-            await (recording.conclude() if recording.concluded else held.interrupt())
+            if not held.ending:
+                await held.interrupt()
             raise
         else:
-            if recording.concluded:
-                await recording.conclude()
-            else:  # the app ended without an answer, or in the middle of one
+            if not held.ending:  # the app ended without an answer, or in the middle of one
                 await held.release()
                 await recording.flush()
         finally:
@@ -277,7 +277,7 @@ class Responder:
             await answer_recovered(found, self.scope, recording.send)
         except Exception:
             # Not known is not "not done": a release would forget that there is something to ask.
-            if not recording.concluded:
+            if not held.ending:
                 await held.interrupt()
             raise
         return True

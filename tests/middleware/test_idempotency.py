@@ -539,6 +539,26 @@ def test_I25_I33_O54_O55_background_tasks_run_once_and_nobody_waits_for_them(sto
     run(main())
 
 
+def test_an_answer_is_recorded_and_sent_before_the_app_goes_on(store: Store) -> None:
+    """What an app does after its answer may block its loop beyond the lease, or end its process."""
+
+    async def main() -> None:
+        seen: list[Any] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            await send({"type": "http.response.body", "body": b"done"})
+            seen.append(exchange.answer.body)
+            seen.append((await post(target)).replayed)
+
+        target = wrapped(app, store)
+        exchange = Exchange(target, http_scope(headers=[("Idempotency-Key", "k")]))
+        await exchange.run()
+        assert seen == [b"done", True]
+
+    run(main())
+
+
 def test_I26_O62_B049_credentials_are_neither_stored_nor_replayed(redis_url: str) -> None:
     async def main() -> None:
         secret = [
