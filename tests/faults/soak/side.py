@@ -22,6 +22,7 @@ class Side:
     def __init__(self, stage: Stage, seed: int, jobs: int, sagas: int, lasts: float) -> None:
         self.counts = Counter[str]()
         self.broken: list[str] = []
+        self._cut_off: list[tuple[float, str]] = []
         self._stage = stage
         self._draw = random.Random(f"side {seed}")
         self._seed = seed
@@ -79,6 +80,9 @@ class Side:
             self.counts["reader died"] += 1
         else:
             took = time.monotonic() - sent
+            if self._ended_by_its_server(answer, base):
+                self.counts["reader died"] += 1
+                return
             if answer.status_code != 200:
                 self.counts[answer.json().get("error", "?")] += 1
                 if took < WAIT - 0.5:
@@ -100,8 +104,29 @@ class Side:
         except httpx.TransportError:
             self.counts["saga's worker died"] += 1
         else:
+            if self._ended_by_its_server(answer, base):
+                self.counts["saga's worker died"] += 1
+                return
             said = answer.json()
             status = said.get("status") or said.get("error", "?")
             self.counts[f"saga {status}"] += 1
             if status in ("done", "undone") and (status == "undone") != bool(fails):
                 self.broken.append(f"saga {id} is {status}, its order: {fails}")
+
+    def _ended_by_its_server(self, answer: httpx.Response, base: str) -> bool:
+        """A server that is told to go answers for what it cancels, in its own words."""
+        if answer.status_code != 500 or "json" in answer.headers.get("content-type", ""):
+            return False
+        (worker,) = [each.name for each in self._stage.workers if each.base == base]
+        self._cut_off.append((time.monotonic(), worker))
+        return True
+
+    def judge(self) -> None:
+        """When what was done to the workers is known: whether each such server was told to go."""
+        for at, worker in self._cut_off:
+            told = (
+                each.name == "terminating" and each.hits(worker) and each.since <= at <= each.until
+                for each in self._stage.disturbances
+            )
+            if not any(told):
+                self.broken.append(f"{worker} answered 500 at {at:.3f}, and nobody had ended it")

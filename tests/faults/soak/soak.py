@@ -111,6 +111,7 @@ class Soak:
         beside = asyncio.create_task(side.run())
         run = await Driver(plan, stage).run(self._out)
         await beside
+        side.judge()
         _only_this_round(run)
         broken = check(run)
         if broken:
