@@ -7,7 +7,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from importlib import import_module
 from typing import Any
 
 import redis
@@ -15,6 +14,7 @@ import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.utils import get_lib_version
 
 from retrysafe.commands import Begin, Command, Finish, Reply
 from retrysafe.errors import StoreUnavailable
@@ -25,10 +25,10 @@ from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.replicas import AsyncReplication, confirm_now, is_due
 from retrysafe.stores.wire import Wire, script
 
-# redis-py and sockets load these at their first use, which is too late: a child that is forked
-# while another thread loads a module would wait for that thread without end.
-for _each in ("email.parser", "encodings.idna"):
-    import_module(_each)
+# redis-py and sockets load modules at the first use of these, which is too late: a child that is
+# forked while another thread loads one would wait for that thread without end.
+get_lib_version()  # type: ignore[no-untyped-call]
+"".encode("idna")
 
 # "503 within 2 s": one command's whole time, reconnects and resends included.
 COMMAND_DEADLINE = 1.5
