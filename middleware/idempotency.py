@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from hashlib import blake2b
 from typing import Any
 
@@ -112,11 +112,10 @@ class IdempotencyMiddleware:
         finally:
             leave(token)
 
-    def caller(self, scope: Scope) -> str | Awaitable[str]:
+    async def caller(self, scope: Scope) -> str:
         """Whose request this is. Raises whatever the user's callable raises."""
-        return _default_scope(scope) if self.scope_of is default_scope else self._own(scope)
-
-    async def _own(self, scope: Scope) -> str:
+        if self.scope_of is default_scope:
+            return _default_scope(scope)
         found = self.scope_of(Request(scope))
         if inspect.isawaitable(found):
             found = await found

@@ -98,12 +98,11 @@ def new_context(scope: Scope, header: bytes, *, trusted: bool) -> RequestContext
     ids: list[bytes] = []
     parents: list[bytes] = []
     for name, value in scope.get("headers") or ():
+        name = name.lower()
         if name == header:
             ids.append(value)
         elif name == b"traceparent":
             parents.append(value)
-    if not (ids or parents):
-        return RequestContext(new_request_id())
     return RequestContext(
         request_id=(_only(ids, _VALID) if trusted else None) or new_request_id(),
         traceparent=_only(parents, _TRACEPARENT),

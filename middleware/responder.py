@@ -107,9 +107,7 @@ class Responder:
             raise errors.KeyMissing(self.middleware.settings.key_header)
         key = keys.parse_key(values)
         try:
-            caller = self.middleware.caller(self.scope)
-            if not isinstance(caller, str):
-                caller = await caller
+            caller = await self.middleware.caller(self.scope)
         except Exception:
             logger.exception("the scope callable failed; nothing was run")
             await self._problem(problems.SCOPE_FAILED)

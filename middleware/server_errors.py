@@ -39,17 +39,16 @@ _OPENINGS = ("http.response.start", "websocket.accept", "websocket.http.response
 _MAX_LAYERS = 100
 
 
-def with_header(send: Send, name: bytes, value: str, *, replace: bool = True) -> Send:
+def with_header(send: Send, name: bytes, value: str) -> Send:
     """`send`, with the header `name` (lower case) set to `value`, once, on whatever opens a
-    response. Without `replace` one that is there already stays."""
+    response."""
     line = (name, value.encode("ascii"))
 
     def sending(message: Message) -> Awaitable[None]:
         if message["type"] in _OPENINGS:
-            headers = list(message.get("headers") or ())
+            headers = message.get("headers") or ()
             others = [pair for pair in headers if pair[0].lower() != name]
-            if replace or len(others) == len(headers):
-                message = {**message, "headers": [*others, line]}
+            message = {**message, "headers": [*others, line]}
         return send(message)
 
     return sending

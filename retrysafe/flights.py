@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from retrysafe.errors import FingerprintMismatch, InFlight, StoreUnavailable
@@ -65,6 +66,7 @@ class Flights:
     def enter(self, digest: bytes, fingerprint: bytes) -> Place:
         """Take a place. Raises FingerprintMismatch where the flight is known to be another's."""
         place: Place = self._new_place()
+        place.flight, place.leads, place.counted = None, True, False
         with self._lock:
             flight = self._table.get(digest)
             if flight is None:
@@ -109,9 +111,10 @@ class Flights:
             return
         with self._lock:
             if not place.leads:
-                if flight.followers and place in flight.followers:
-                    flight.followers.remove(place)
-                    return
+                if flight.followers is not None:
+                    with suppress(ValueError):
+                        flight.followers.remove(place)
+                        return
                 # No longer in line: it was handed the lead or a record as it left.
                 if flight.leader is not place:
                     return

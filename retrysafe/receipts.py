@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from retrysafe import commands as c
 from retrysafe import flow, keys
@@ -27,6 +27,8 @@ from retrysafe.policy import ResolvedPolicy
 from retrysafe.records import NO_KEYS, AbandonedReceipt, CorruptRecord, Record, Running, decode
 from retrysafe.stores.base import Store
 from retrysafe.values import Value
+
+T = TypeVar("T")
 
 MAX_WAITERS = 10_000
 
@@ -153,27 +155,23 @@ class AsyncHeld(_Held):
 
         Returns None, or the record of the owner that fenced us out: answer from that one.
         """
-        if not self._first():
-            return None
-        try:
-            return await flow.finish(self._desk, self._taken, payload, ttl)
-        finally:
-            self._done()
+        return await self._end(flow.finish(self._desk, self._taken, payload, ttl))
 
     async def release(self) -> None:
         """Give the receipt up, as if never received: one waiting duplicate takes over."""
-        await self._give_back(self._release())
+        await self._end(self._release())
 
     async def interrupt(self) -> None:
         """Mark the work abandoned now, instead of at the end of its lease."""
-        await self._give_back(self._interrupt())
+        await self._end(self._interrupt())
 
-    async def _give_back(self, ending: flow.Flow[None]) -> None:
-        if self._first():
-            try:
-                await ending
-            finally:
-                self._done()
+    async def _end(self, ending: flow.Flow[T]) -> T | None:
+        if not self._first():
+            return None
+        try:
+            return await ending
+        finally:
+            self._done()
 
 
 class Held(_Held):
@@ -184,27 +182,23 @@ class Held(_Held):
 
         Returns None, or the record of the owner that fenced us out: answer from that one.
         """
-        if not self._first():
-            return None
-        try:
-            return run(flow.finish(self._desk, self._taken, payload, ttl))
-        finally:
-            self._done()
+        return self._end(flow.finish(self._desk, self._taken, payload, ttl))
 
     def release(self) -> None:
         """Give the receipt up, as if never received: one waiting duplicate takes over."""
-        self._give_back(self._release())
+        self._end(self._release())
 
     def interrupt(self) -> None:
         """Mark the work abandoned now, instead of at the end of its lease."""
-        self._give_back(self._interrupt())
+        self._end(self._interrupt())
 
-    def _give_back(self, ending: flow.Flow[None]) -> None:
-        if self._first():
-            try:
-                run(ending)
-            finally:
-                self._done()
+    def _end(self, ending: flow.Flow[T]) -> T | None:
+        if not self._first():
+            return None
+        try:
+            return run(ending)
+        finally:
+            self._done()
 
 
 @dataclass(frozen=True)

@@ -94,23 +94,15 @@ class AsyncPlace(AsyncWaker):
     """A call's place in its flight (`retrysafe.flights`), on an event loop."""
 
     __slots__ = ("counted", "flight", "leads")
-
-    def __init__(self) -> None:
-        self._signal = _IDLE
-        self._future = None
-        self.flight: Flight | None = None
-        self.leads = True
-        self.counted = False
+    counted: bool
+    flight: Flight | None
+    leads: bool
 
 
 class ThreadPlace(ThreadWaker):
     """A call's place in its flight, on a thread."""
 
     __slots__ = ("counted", "flight", "leads")
-
-    def __init__(self) -> None:
-        self._signal = _IDLE
-        self._gate = None
-        self.flight: Flight | None = None
-        self.leads = True
-        self.counted = False
+    counted: bool
+    flight: Flight | None
+    leads: bool

@@ -97,7 +97,7 @@ class Multiplexer(asyncio.Protocol):
 
     def send(self, *args: bytes | str | int) -> Awaitable[Any]:
         """One command's reply. Raises StoreUnavailable past the deadline, ServerError."""
-        packed: bytes = hiredis.pack_command(args)  # type: ignore[arg-type]  # see `pack`
+        packed = pack(*args)
         if len(self._out) + len(self._sent) < _LIMIT:
             return self.enqueue(packed)
         return self._send_later(packed)

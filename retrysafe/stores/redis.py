@@ -27,7 +27,7 @@ from retrysafe.stores.wire import Wire, script
 
 # redis-py and sockets load modules at the first use of these, which is too late: a child that is
 # forked while another thread loads one would wait for that thread without end.
-get_lib_version()  # type: ignore[no-untyped-call]
+get_lib_version()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
 "".encode("idna")
 
 # "503 within 2 s": one command's whole time, reconnects and resends included.
@@ -121,12 +121,7 @@ class AsyncRedisBackend:
         lane = self._main
         if isinstance(command, Finish) and len(command.value) > _BULK:
             lane = self._bulk = self._bulk or self._lane()
-        text, sha = script(name)
-        try:
-            raw = await lane.send(b"EVALSHA", sha, 1, key, *args)
-        except ServerError as error:
-            raw = await self._again(lane, error, text, (key,), args)
-        reply = self._wire.unpack(raw)
+        reply = self._wire.unpack(await self._run(lane, name, (key,), args))
         if self._replicas and isinstance(command, Begin | Finish) and is_due(command, reply):
             try:
                 await self._confirm(key, command.token)
@@ -186,23 +181,12 @@ class AsyncRedisBackend:
         try:
             return await lane.send(b"EVALSHA", sha, len(keys), *keys, *args)
         except ServerError as error:
-            return await self._again(lane, error, text, keys, args)
-
-    @staticmethod
-    async def _again(
-        lane: Multiplexer,
-        error: ServerError,
-        text: bytes,
-        keys: tuple[Any, ...],
-        args: tuple[Any, ...],
-    ) -> Any:
-        """With the script's text, where the server doesn't know it. Raises StoreUnavailable."""
-        if not str(error).startswith("NOSCRIPT"):
-            raise _refused(error) from None
+            if not str(error).startswith("NOSCRIPT"):
+                raise _refused(error) from None
         try:
             return await lane.send(b"EVAL", text, len(keys), *keys, *args)
-        except ServerError as again:
-            raise _refused(again) from None
+        except ServerError as error:
+            raise _refused(error) from None
 
 
 class RedisBackend:
