@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 
 from retrysafe.decorators import idempotent
 from tests.support import wait_until
+
+
+@setup_logging.connect
+def leave_logging_alone(**_: Any) -> None:
+    """The worker runs in this process, whose logging is not Celery's to set up."""
 
 
 @pytest.fixture
