@@ -152,9 +152,11 @@ def _forked(args: tuple[str, str, str]) -> Told:
     if child:
         os.close(theirs)
         with os.fdopen(ours, "rb") as answer:
-            told = answer.read()
+            # A line, not all there is: a child forked meanwhile has this pipe's other end as well.
+            told = answer.readline()
         os.waitpid(child, 0)
-        return tuple(json.loads(told))  # type: ignore[return-value]
+        status, body = json.loads(told)
+        return status, body
     os.close(ours)  # a parent that is gone must not seem to be there to read
     try:
         faulthandler.dump_traceback_later(_HUNG)  # into this worker's log: where it hangs
@@ -162,7 +164,7 @@ def _forked(args: tuple[str, str, str]) -> Told:
             answered: Told = 201, vars(charge_forked(*args))
         except Exception as error:
             answered = _refused(error)
-        os.write(theirs, json.dumps(answered).encode())
+        os.write(theirs, json.dumps(answered).encode() + b"\n")
     finally:
         os._exit(0)
 
