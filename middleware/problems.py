@@ -55,6 +55,19 @@ def body_too_large(limit: int) -> Problem:
     )
 
 
+def too_many_receipts(limit: int, retry_after: float) -> Problem:
+    """429: the caller has as many receipts as it may. `retry_after`: until the first expires."""
+    return Problem(
+        429,
+        "too-many-receipts",
+        "Too many keys are in use",
+        f"At most {limit} keys of one caller may be in use at a time. Nothing was run; "
+        "requests whose keys are in use are answered.",
+        retryable=True,
+        retry_after=retry_after,
+    )
+
+
 SCOPE_FAILED = Problem(
     500,
     "scope-failed",

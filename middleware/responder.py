@@ -15,6 +15,7 @@ from retrysafe.context import SCOPE_KEY, context_of, enter, leave
 from retrysafe.events import Event, emit
 from retrysafe.middleware import problems
 from retrysafe.middleware.body import Body, Disconnected, TooLarge, read_body
+from retrysafe.middleware.callers import note
 from retrysafe.middleware.recording import Recording
 from retrysafe.middleware.recovery import answer_recovered, ask_recovery
 from retrysafe.middleware.request_id import new_context
@@ -140,7 +141,26 @@ class Responder:
         if isinstance(got, Record):
             await self._replay(got)
             return False
-        return got
+        return await self._counted(call, got) if self.policy.max_receipts else got
+
+    async def _counted(self, call: Call, held: AsyncHeld) -> AsyncHeld | bool:
+        """Count the receipt as its caller's; one too many is given up, and the request answered."""
+        policy = self.policy
+        if held.abandoned is not None:
+            return held  # it was counted; and given up, it would be forgotten that it was abandoned
+        try:
+            wait = await note(self.receipts.store, call, policy.ttl_for(None), policy.max_receipts)
+        except BaseException as error:
+            if isinstance(error, errors.StoreUnavailable) and policy.on_store_error == "run":
+                return held
+            await held.release()
+            raise
+        if wait is None:
+            return held
+        await held.release()
+        emit(Event("too-many-receipts", held.name, request_id=self.request_id))
+        await self._problem(problems.too_many_receipts(policy.max_receipts, wait))
+        return False
 
     # The request
 

@@ -81,6 +81,7 @@ _LEVELS = {
     "taken-over": logging.WARNING,
     "abandoned": logging.WARNING,
     "in-flight": logging.WARNING,
+    "too-many-receipts": logging.WARNING,
     "renewal-failed": logging.WARNING,
     "store-unavailable": logging.WARNING,
     "inbox-lost": logging.WARNING,

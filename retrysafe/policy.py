@@ -44,6 +44,7 @@ _KINDS: dict[str, kinds.Kind] = {
     "applies": kinds.function("a callable of the ASGI scope that returns a bool"),
     "max_request_body": kinds.SIZE,
     "max_response_body": kinds.SIZE,
+    "max_receipts": kinds.count(0),
 }
 
 
@@ -63,6 +64,8 @@ class IdempotencyPolicy:
     - `keep`: `keep(status, headers)` decides whether a result is recorded
     - `applies`: `applies(scope)` decides whether a request is keyed at all
     - `max_request_body`, `max_response_body`: bytes
+    - `max_receipts`: how many keys of one caller may be in use at a time, each for `ttl`; a request
+      with one more is answered 429. 0: no limit
 
     Raises SettingsError, which lists every field at fault.
     """
@@ -79,6 +82,7 @@ class IdempotencyPolicy:
     applies: Callable[[MutableMapping[str, Any]], bool] | None = None
     max_request_body: int | None = None
     max_response_body: int | None = None
+    max_receipts: int | None = None
 
     def __post_init__(self) -> None:
         faults: list[str] = []
@@ -143,6 +147,7 @@ class ResolvedPolicy:
     applies: Callable[[MutableMapping[str, Any]], bool] | None
     max_request_body: int
     max_response_body: int
+    max_receipts: int
     ttl_by_status: Callable[[int], float] | None = None
 
     def ttl_for(self, status: int | None) -> float:

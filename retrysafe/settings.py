@@ -48,6 +48,7 @@ class Settings:
     lease: float = _setting(30.0, kinds.DURATION)
     wait: float = _setting(10.0, kinds.WAIT)
     max_waiters: int = _setting(10_000, kinds.count(0))
+    max_receipts: int = _setting(0, kinds.count(0))
     on_abandoned: str | Callable[..., Any] = dataclasses.field(
         default="rerun", metadata={"kind": kinds.ABANDONED}
     )

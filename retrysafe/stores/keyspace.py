@@ -17,6 +17,7 @@ Mirror = Callable[["Keyspace", str, Sequence[Any]], Any]
 
 # The first word of a script's name -> the module that mirrors it, imported at its first use.
 _HOMES: dict[str, str] = {
+    "caller": "retrysafe.stores.memory_callers",
     "job": "retrysafe.job_budget_memory",
     "reservation": "retrysafe.reservation_memory",
     "result": "retrysafe.stores.memory_results",
