@@ -145,6 +145,8 @@ def decode(value: bytes) -> Record | Running:
         raise CorruptRecord("the lease is no number")
     request_id, at = _short_at(value, 83)
     previous_id, at = _short_at(value, at)
+    if previous_id and previous_text == _NO_FENCE:
+        raise CorruptRecord("a predecessor without a fence")
     rest = value[at:]
     if len(rest) % INBOX_SIZE:
         raise CorruptRecord("the inboxes are cut")

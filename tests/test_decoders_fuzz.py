@@ -121,7 +121,7 @@ NEAR_RUNNING = [
     b"r1R" + b"t" * 16 + fence + ONE + lease + b"0" * 16 + b"\0\0"
     for fence in (b"%016d" % 5, b"             inf", b"0x1f            ", b"9" * 16, b"\xb2" * 16)
     for lease in (b"%016d" % 1, b"             nan", b"             inf", b"1e15            ")
-]
+] + [b"r1R" + b"t" * 16 + b"%016d" % 5 + ONE + b"%016d" % 1 + b"0" * 16 + b"\0\1x"]
 
 
 # The stored receipt
@@ -305,7 +305,7 @@ class Lying:
     def open(self) -> Any:
         return self
 
-    def execute(self, command: c.Command) -> Reply:
+    def execute(self, command: c.Command, end: float | None = None) -> Reply:
         if isinstance(command, c.Begin | c.Finish | c.Look):
             return next(self._replies, Reply(Answer.CORRUPT))
         return Reply(Answer.OK)
