@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from retrysafe import commands as c
 from retrysafe.commands import Answer, Reply
+from retrysafe.errors import StoreUnavailable
 from retrysafe.events import Event, emit
 from retrysafe.finished import FinishedRecords
 from retrysafe.flights import Flights
@@ -166,8 +167,9 @@ class AsyncDesk(_Desk):
 
     # What a flow asks for: coroutines, which its `yield from` takes as it takes another flow.
 
-    def execute(self, command: c.Command) -> Steps[Reply]:
-        return self.door.execute(command)  # type: ignore[return-value]
+    def execute(self, command: c.Command, end: float | None = None) -> Steps[Reply]:
+        asked = self.door.execute(command) if end is None else self._execute_by(command, end)
+        return asked  # type: ignore[return-value]
 
     def wait(self, place: Any, seconds: float) -> Steps[Any]:
         return place.wait(seconds)  # type: ignore[no-any-return]
@@ -185,6 +187,13 @@ class AsyncDesk(_Desk):
         task = self.loop.create_task(alone(), name="retrysafe-background")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _execute_by(self, command: c.Command, end: float) -> Reply:
+        try:
+            async with asyncio.timeout(end - time.monotonic()):
+                return await self.door.execute(command)
+        except TimeoutError:
+            raise StoreUnavailable(reason="no answer within the wait") from None
 
     def hold(self, taken: Taken) -> None:
         """Renew a receipt's lease until `drop`."""
@@ -259,8 +268,8 @@ class Desk(_Desk):
 
     # What a flow asks for: done at once, so that none of these ever yields.
 
-    def execute(self, command: c.Command) -> Steps[Reply]:
-        return self.door.execute(command)
+    def execute(self, command: c.Command, end: float | None = None) -> Steps[Reply]:
+        return self.door.execute(command, end)
         yield
 
     def wait(self, place: Any, seconds: float) -> Steps[Any]:

@@ -48,6 +48,7 @@ LAST_POLL = 2.0
 LAST_POLL_DEAF = 0.25  # without a subscription the poll is all there is
 FOREGROUND = 2.0  # how long a caller waits for a finish that the store doesn't take
 _LISTEN = 1.0
+_LAST_LOOK = 0.5  # how long a waiter's look at the store may outlast its wait
 # A receipt that is granted later than this part of its lease is renewed before its work starts.
 _LATE = 1 / 3
 
@@ -79,8 +80,8 @@ class FlowDesk(Protocol):
     listening: bool
     max_waiters: int
 
-    def execute(self, command: c.Command) -> Steps[c.Reply]:
-        """Ask the store."""
+    def execute(self, command: c.Command, end: float | None = None) -> Steps[c.Reply]:
+        """Ask the store; by `end`, on the monotonic clock, at the latest."""
         ...
 
     def wait(self, place: Place, seconds: float) -> Steps[Any]:
@@ -218,10 +219,11 @@ def _lead(
         asked = time.monotonic()
         changes = desk.finished.changes
         granted: float | None = asked
+        limit = end + _LAST_LOOK if place.counted else None
         try:
-            reply = yield from desk.execute(begin)
+            reply = yield from desk.execute(begin, limit)
             if reply.answer is Answer.OK and time.monotonic() - asked > policy.lease * _LATE:
-                granted = yield from _in_time(desk, ask, token)
+                granted = yield from _in_time(desk, ask, token, limit)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -283,7 +285,7 @@ def _lead(
 
 
 @_flow
-def _in_time(desk: FlowDesk, ask: Claim, token: bytes) -> Steps[float | None]:
+def _in_time(desk: FlowDesk, ask: Claim, token: bytes, limit: float | None) -> Steps[float | None]:
     """Renew a lease that was granted late: when the one was asked for that we hold now. None: it
     isn't ours any more.
 
@@ -294,7 +296,7 @@ def _in_time(desk: FlowDesk, ask: Claim, token: bytes) -> Steps[float | None]:
     for _ in range(3):
         asked = time.monotonic()
         reply = yield from desk.execute(
-            c.Renew(ask.digest, token, c.micros(lease), c.millis(ask.policy.ttl_for(None)))
+            c.Renew(ask.digest, token, c.micros(lease), c.millis(ask.policy.ttl_for(None))), limit
         )
         if reply.answer is not Answer.OK:
             return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -180,8 +181,7 @@ class ResultReader(_Names):
     def wait_sync(
         self, job_id: str, *, step: str, server: str, timeout: float, mode: Mode = "take"
     ) -> Result:
-        """`wait`, for threads. An interrupt (KeyboardInterrupt) ends it at once. A server that
-        hangs holds the last look up for as long as one command may take (1.5 s)."""
+        """`wait`, for threads. An interrupt (KeyboardInterrupt) ends it at once."""
         ask = self._ask(job_id, step, server, timeout, mode)
         backend = door(self.store)
         nudges = nudges_of(backend)
@@ -196,8 +196,9 @@ class ResultReader(_Names):
                     payload: bytes = stop.value
                     break
                 if isinstance(effect, Look):
+                    end = time.monotonic() + effect.limit
                     try:
-                        given = backend.eval("result_look", (ask.key,), ask.script_args)
+                        given = backend.eval("result_look", (ask.key,), ask.script_args, end)
                     except StoreUnavailable as error:
                         given = error
                 elif isinstance(effect, Join):

@@ -29,13 +29,19 @@ def named(on_message: OnMessage) -> OnNews:
 
 
 class Backend(Protocol):
-    """One process's sync door to a store. Every method may raise errors.StoreUnavailable."""
+    """One process's sync door to a store. Every method may raise errors.StoreUnavailable.
 
-    def execute(self, command: Command) -> Reply: ...
+    `end`, on the monotonic clock: when a command is to have ended at the latest, where its caller
+    has less time than it may take.
+    """
+
+    def execute(self, command: Command, end: float | None = None) -> Reply: ...
 
     def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]: ...
 
-    def eval(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any: ...
+    def eval(
+        self, script: str, keys: Sequence[str], args: Sequence[Any], end: float | None = None
+    ) -> Any: ...
 
     def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
         """Subscribe once to `inbox`; True when confirmed within `limit` seconds."""

@@ -30,6 +30,7 @@ from retrysafe.stores.redis import (
     CONNECTION_OPTIONS,
     AsyncRedisBackend,
     RedisBackend,
+    ends_by,
     thread_pool,
 )
 from retrysafe.stores.replicas import AsyncReplication, confirm_now
@@ -343,26 +344,29 @@ class ClusterBackend(RedisBackend):
             return connection
         raise redis.ConnectionError(self._trouble)
 
-    def _send(self, *args: Any) -> Any:
+    def _send(self, *args: Any, end: float | None = None) -> Any:
         key, packed = key_of(args), pack(*args)
         if key is None:
             self._refresh(time.monotonic() + COMMAND_DEADLINE)
-            return self._insist(lambda: self._at(self._topology.nodes()[0]).exchange(packed)[0])
+            return self._insist(
+                lambda end: self._at(self._topology.nodes()[0]).exchange(packed, end=end)[0], end
+            )
 
-        def send(pool: ThreadPool, asking: bool) -> Any:
-            return pool.exchange(*((pack("ASKING"),) if asking else ()), packed)[-1]
+        def send(pool: ThreadPool, asking: bool, end: float) -> Any:
+            return pool.exchange(*((pack("ASKING"),) if asking else ()), packed, end=end)[-1]
 
-        return self._routed(key, send)
+        return self._routed(key, send, ends_by(end))
 
-    def _confirm(self, key: bytes, token: bytes) -> None:
-        self._routed(
-            key,
-            lambda pool, asking: confirm_now(pool, key, token, self._replicas, asking=asking),
-        )
+    def _confirm(self, key: bytes, token: bytes, end: float | None) -> None:
+        def confirm(pool: ThreadPool, asking: bool, end: float) -> None:
+            confirm_now(pool, key, token, self._replicas, end, asking=asking)
 
-    def _routed(self, key: bytes, send: Callable[[ThreadPool, bool], Any]) -> Any:
+        self._routed(key, confirm, ends_by(end))
+
+    def _routed(
+        self, key: bytes, send: Callable[[ThreadPool, bool, float], Any], end: float
+    ) -> Any:
         """Drive `route` on a thread."""
-        end = time.monotonic() + COMMAND_DEADLINE
         way = route(self._topology, key)
         answer: Any = None
         while True:
@@ -373,7 +377,7 @@ class ClusterBackend(RedisBackend):
             answer = None
             if isinstance(step, Send):
                 try:
-                    answer = send(self._at(step.address), step.asking)
+                    answer = send(self._at(step.address), step.asking, end)
                 except redis.exceptions.NoScriptError:
                     raise
                 except (redis.AuthenticationError, redis.TimeoutError) as error:

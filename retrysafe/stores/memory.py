@@ -252,13 +252,15 @@ class MemoryBackend:
         self._store = store
         self._inbox = b""
 
-    def execute(self, command: c.Command) -> Reply:
+    def execute(self, command: c.Command, end: float | None = None) -> Reply:
         return self._store.execute(command)
 
     def execute_many(self, commands: Sequence[c.Command]) -> list[Reply | Exception]:
         return [self._store.execute(command) for command in commands]
 
-    def eval(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    def eval(
+        self, script: str, keys: Sequence[str], args: Sequence[Any], end: float | None = None
+    ) -> Any:
         return self._store.eval(script, keys, args)
 
     def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:

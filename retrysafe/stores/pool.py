@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import queue
+import time
 from typing import Any
 
 import redis
 
+CONNECT_TIMEOUT = 1.0
+_LEAST = 0.001  # 0 would be "don't wait", which is another error
+
 
 class ThreadPool(redis.BlockingConnectionPool):
-    """At most `max_connections`; a thread waits `timeout` seconds for one to become free.
+    """At most `max_connections`; all that a thread does here ends by its `end`, on the monotonic
+    clock.
 
     A connection is not looked at before it is used. `exchange` leaves no reply behind on one: it
     is read to its end, or closed. And one that the server has closed is found out by its use: then
     all that lie idle are closed with it, so that the next try is on a new one.
     """
 
-    def exchange(self, *packed: bytes) -> list[Any]:
+    def exchange(self, *packed: bytes, end: float) -> list[Any]:
         """Send commands (as packed bytes) on one connection; their replies.
 
         Raises redis-py's errors; the first error reply, when all have come.
         """
-        connection = self.get_connection()
+        connection = self._taken(end)
         usable = False
         try:
             connection.send_packed_command(packed)
@@ -37,16 +42,23 @@ class ThreadPool(redis.BlockingConnectionPool):
                 self._close_idle()
             self.release(connection)
 
-    def get_connection(self, *_: Any, **__: Any) -> Any:
+    def _taken(self, end: float) -> Any:
+        """A connection of this thread's own, which is open and takes no longer than to `end`."""
         self._checkpid()
         try:
-            connection = self.pool.get(timeout=self.timeout)
+            connection = self.pool.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             raise redis.ConnectionError("no connection became free in time") from None
         try:
             if connection is None:
                 connection = self.make_connection()  # type: ignore[no-untyped-call]
-            connection.connect()
+            left = max(_LEAST, end - time.monotonic())
+            if connection._sock is None:
+                connection.socket_timeout = left
+                connection.socket_connect_timeout = min(CONNECT_TIMEOUT, left)
+                connection.connect()
+                left = max(_LEAST, end - time.monotonic())
+            connection._sock.settimeout(left)
         except BaseException:
             self.pool.put_nowait(connection)
             raise

@@ -126,13 +126,14 @@ class AsyncReplication:
 
 
 def confirm_now(
-    pool: ThreadPool, key: bytes, token: bytes, replicas: int, *, asking: bool = False
+    pool: ThreadPool, key: bytes, token: bytes, replicas: int, end: float, *, asking: bool = False
 ) -> None:
     """The same for a thread. Raises StoreUnavailable and redis-py's errors."""
     ours, holding = pool.exchange(
         *((pack("ASKING"),) if asking else ()),
         pack(*confirmation(key, token)),
         pack("WAIT", replicas, ACK_WITHIN_MS),
+        end=end,
     )[-2:]
     check(ours, holding, replicas)
 

@@ -185,8 +185,8 @@ class SealedBackend:
         self._door = door
         self._seal = seal
 
-    def execute(self, command: Command) -> Reply:
-        return self._seal.inbound(command, self._door.execute(self._seal.outbound(command)))
+    def execute(self, command: Command, end: float | None = None) -> Reply:
+        return self._seal.inbound(command, self._door.execute(self._seal.outbound(command), end))
 
     def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]:
         replies = self._door.execute_many([self._seal.outbound(each) for each in commands])
@@ -195,8 +195,10 @@ class SealedBackend:
     def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
         return self._door.listen(inbox, self._seal.hearing(on_message), limit)
 
-    def eval(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        return self._door.eval(script, keys, args)
+    def eval(
+        self, script: str, keys: Sequence[str], args: Sequence[Any], end: float | None = None
+    ) -> Any:
+        return self._door.eval(script, keys, args, end)
 
     def subscribe(self, channel: bytes, on_news: OnNews, limit: float) -> bool:
         return self._door.subscribe(channel, on_news, limit)

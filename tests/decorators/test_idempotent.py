@@ -604,7 +604,7 @@ class NoStore:
     def open_async(self) -> Any:
         return _NoAsyncDoor()
 
-    def execute(self, command: Any) -> Any:
+    def execute(self, command: Any, end: float | None = None) -> Any:
         raise errors.StoreUnavailable(reason="down")
 
     def close(self) -> None: ...

@@ -204,6 +204,21 @@ def test_C78_the_second_look_after_a_malformed_take_is_never_a_wait(redis_url: s
         assert type(caught.value).__name__ in ("ProtocolError", "AlreadyTaken")
 
 
+@pytest.mark.parametrize("colour", ["async", "sync"])
+def test_a_wait_whose_last_look_hangs_ends_within_a_second_of_its_time(
+    own_server: OwnServer, colour: str
+) -> None:
+    server = own_server()
+    store = RedisStore(server.url, "tests")
+    threading.Timer(0.7, server.pause).start()
+    began = time.monotonic()
+    with pytest.raises(ResultTimeout):
+        waiting(store, colour, timeout=1.0)
+    took = time.monotonic() - began
+    server.resume()
+    assert took < 1.0 + 1.0
+
+
 def test_a_wait_that_is_cancelled_again_and_again_keeps_what_it_took(
     proxied: tuple[Proxy, redis.Redis],
 ) -> None:

@@ -308,6 +308,66 @@ def test_B136_a_held_connection_ends_the_wait_in_time(proxy: Proxy, redis_url: s
     run(main())
 
 
+@pytest.mark.parametrize("colour", ["async", "sync"])
+def test_a_waiter_whose_last_look_hangs_ends_within_a_second_of_its_wait(
+    own_server: OwnServer, colour: str
+) -> None:
+    """Given a wait of 2 s whose last look, at its end, is never answered."""
+    server = own_server()
+    waited = policy(wait=2.0)
+
+    async def main() -> float:
+        first = await held(AsyncReceipts(RedisStore(server.url, "faults"), policy()))
+        store = RedisStore(server.url, "faults")
+        began = time.monotonic()
+        if colour == "async":
+            waiter = asyncio.create_task(AsyncReceipts(store, waited).begin(CALL))
+        else:
+            waiter = asyncio.create_task(asyncio.to_thread(Receipts(store, waited).begin, CALL))
+        await asyncio.sleep(began + 1.75 - time.monotonic())  # the look before was at 1.5 s
+        assert not waiter.done()
+        server.pause()
+        try:
+            with pytest.raises((errors.StoreUnavailable, errors.InFlight)):
+                await waiter
+            return time.monotonic() - began
+        finally:
+            server.resume()
+            await first.finish(b"r", 60)
+
+    assert run(main(), limit=30) < 2.0 + 1.0
+
+
+def test_a_thread_waits_for_a_connection_and_for_its_answer_as_long_as_one_command_may_take(
+    own_server: OwnServer,
+) -> None:
+    """Given a server that hangs and twice as many threads as connections."""
+    server = own_server()
+    receipts = Receipts(RedisStore(server.url, "faults"), policy())
+    warm = receipts.begin(CALL)
+    assert isinstance(warm, Held)
+    warm.finish(b"r", 60)
+    took: list[float] = []
+
+    def begin(n: int) -> None:
+        began = time.monotonic()
+        with pytest.raises(errors.StoreUnavailable):
+            receipts.begin(Call(f"k{n}", "s", ONE))
+        took.append(time.monotonic() - began)
+
+    server.pause()
+    try:
+        threads = [threading.Thread(target=begin, args=(n,)) for n in range(130)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    finally:
+        server.resume()
+    assert len(took) == 130
+    assert max(took) < COMMAND_DEADLINE + 0.5  # 503 within 2 s
+
+
 def test_I70_O35_500_keys_at_once_need_one_connection(proxy: Proxy) -> None:
     async def main() -> None:
         receipts = AsyncReceipts(RedisStore(proxy.url, "faults"), policy())

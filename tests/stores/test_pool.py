@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -27,8 +28,8 @@ def served(own_server: OwnServer) -> Iterator[tuple[Server, ThreadPool]]:
     pool.disconnect()
 
 
-def echo(pool: ThreadPool, text: bytes) -> Any:
-    return pool.exchange(pack("ECHO", text))[0]
+def echo(pool: ThreadPool, text: bytes, within: float = 20.0) -> Any:
+    return pool.exchange(pack("ECHO", text), end=time.monotonic() + within)[0]
 
 
 def test_a_thread_that_is_interrupted_leaves_its_reply_to_nobody(
@@ -79,14 +80,16 @@ def test_an_error_reply_costs_no_connection_and_comes_after_all_replies(
     _, pool = served
     for _ in range(3):
         with pytest.raises(redis.ResponseError, match="unknown command"):
-            pool.exchange(pack("ECHO", "a"), pack("NONSENSE"), pack("ECHO", "b"))
+            pool.exchange(
+                pack("ECHO", "a"), pack("NONSENSE"), pack("ECHO", "b"), end=time.monotonic() + 20
+            )
         assert echo(pool, b"c") == b"c"
     assert len(pool._connections) == 1
 
 
 def test_more_threads_than_connections_wait_for_one(own_server: OwnServer) -> None:
     server = own_server()
-    pool = ThreadPool(host="127.0.0.1", port=server.port, max_connections=2, timeout=20)
+    pool = ThreadPool(host="127.0.0.1", port=server.port, max_connections=2)
     texts = [b"%d" % n for n in range(500)]
     with ThreadPoolExecutor(20) as threads:
         assert list(threads.map(lambda text: echo(pool, text), texts)) == texts
@@ -96,10 +99,11 @@ def test_more_threads_than_connections_wait_for_one(own_server: OwnServer) -> No
 
 def test_no_connection_in_time_is_an_error_and_none_is_lost(own_server: OwnServer) -> None:
     server = own_server()
-    pool = ThreadPool(host="127.0.0.1", port=server.port, max_connections=1, timeout=0.05)
-    held = pool.get_connection()
+    pool = ThreadPool(host="127.0.0.1", port=server.port, max_connections=1)
+    assert echo(pool, b"w") == b"w"
+    held = pool.pool.get()
     with pytest.raises(redis.ConnectionError, match="in time"):
-        echo(pool, b"x")
+        echo(pool, b"x", within=0.05)
     pool.release(held)
     assert echo(pool, b"y") == b"y"
     pool.disconnect()
@@ -107,7 +111,7 @@ def test_no_connection_in_time_is_an_error_and_none_is_lost(own_server: OwnServe
 
 def test_a_server_that_is_down_takes_no_place_in_the_pool(own_server: OwnServer) -> None:
     server = own_server()
-    pool = ThreadPool(host="127.0.0.1", port=server.port, max_connections=1, timeout=0.05)
+    pool = ThreadPool(host="127.0.0.1", port=server.port, max_connections=1)
     port = server.port
     server.stop()
     for _ in range(5):

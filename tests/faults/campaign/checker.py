@@ -361,8 +361,6 @@ def _waiters_end(book: _Book) -> Iterator[Broken]:
             continue
         limit = book.run.rules.wait + 1.0
         limit += book.disturbed(seen.worker, seen.sent, seen.ended, ("process",))
-        if book.met(seen.worker, seen.sent - COMMAND, seen.ended, "store", "slow"):
-            limit += COMMAND
         if seen.ended - seen.sent > limit:
             yield Broken(
                 "waiters-end",
