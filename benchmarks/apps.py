@@ -88,6 +88,24 @@ def two_sets(url: str) -> Any:
     return wrapped
 
 
+def two_sets_shared(url: str) -> Any:
+    """The same over the connection that retrysafe's calls share: what two commands must cost."""
+    from retrysafe.stores import open_store
+    from retrysafe.stores.doors import async_door
+
+    store, numbers = open_store(url), itertools.count()
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            name = f"raw-{next(numbers)}"
+            door: Any = async_door(store)
+            await door.command("SET", name, b"running", "PX", 600_000, "NX")
+            await door.command("SET", name, ANSWER, "PX", 600_000)
+        await app(scope, receive, send)
+
+    return wrapped
+
+
 def retrysafe(url: str) -> Any:
     from retrysafe.middleware import IdempotencyMiddleware
     from retrysafe.stores import open_store
@@ -140,13 +158,14 @@ CONTENDERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     # name: the module it needs, what makes its app
     "empty app": ("uvicorn", empty),
     "two SETs by redis-py": ("redis", two_sets),
+    "two SETs by our connection": ("retrysafe", two_sets_shared),
     "retrysafe": ("retrysafe", retrysafe),
     "idemkit": ("idemkit", idemkit),
     "fastapi-idempotency-key": ("fastapi_idempotency_key", fastapi_idempotency_key),
     "pyidempotent": ("pyidempotent", pyidempotent),
     "asgi-idempotency-header": ("idempotency_header_middleware", asgi_idempotency_header),
 }
-FLOORS = ("empty app", "two SETs by redis-py")
+FLOORS = ("empty app", "two SETs by redis-py", "two SETs by our connection")
 
 
 def installed(module: str) -> bool:
