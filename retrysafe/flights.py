@@ -46,7 +46,8 @@ class Flight:
     def __init__(self, digest: bytes, fingerprint: bytes, leader: Place) -> None:
         self.digest = digest
         self.fingerprint = fingerprint
-        self.leader = leader
+        # None once it is closed: the two would keep each other until the collector comes.
+        self.leader: Place | None = leader
         self.followers: deque[Place] | None = None
         self.known = False  # the store has confirmed that the receipt is of this fingerprint
 
@@ -123,6 +124,7 @@ class Flights:
             flight.known = False
             if not flight.followers:
                 del self._table[flight.digest]
+                flight.leader = None
                 return
             heir = flight.followers.popleft()
             flight.leader = heir
@@ -150,6 +152,7 @@ class Flights:
             if self._table.get(flight.digest) is not flight:
                 return
             del self._table[flight.digest]
+            flight.leader = None
             followers, flight.followers = flight.followers, None
         for follower in followers or ():
             follower.wake(signal)
@@ -163,4 +166,5 @@ class Flights:
             else:
                 leaders = [flight.leader for flight in self._table.values()]
         for leader in leaders:
-            leader.wake(value)
+            if leader is not None:
+                leader.wake(value)
