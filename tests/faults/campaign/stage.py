@@ -203,7 +203,9 @@ class Stage:
         self.workers = [Worker(n, store, out, plan) for n, store in enumerate(stores)]
 
     def _connect(self) -> redis.Redis:
-        return redis.Redis(port=self.server.port, socket_timeout=30)
+        # One connection, whichever thread asks: a second could be killed by an order of the first,
+        # and find no place again (`max-clients`).
+        return redis.Redis(port=self.server.port, socket_timeout=30, single_connection_client=True)
 
     def reconnect(self) -> None:
         self.control.close()
