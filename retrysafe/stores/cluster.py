@@ -303,6 +303,7 @@ class ClusterBackend(RedisBackend):
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._refreshed = -_FRESH
+        self._doubted = False
         self._trouble = "no node of the cluster answers"
         super().__init__(self._at(hosts.addresses[0]), namespace, replicas)
 
@@ -367,6 +368,9 @@ class ClusterBackend(RedisBackend):
         self, key: bytes, send: Callable[[ThreadPool, bool, float], Any], end: float
     ) -> Any:
         """Drive `route` on a thread."""
+        if self._doubted:
+            self._doubted = False
+            self._refresh(end)
         way = route(self._topology, key)
         answer: Any = None
         while True:
@@ -382,9 +386,9 @@ class ClusterBackend(RedisBackend):
                     raise
                 except (redis.AuthenticationError, redis.TimeoutError) as error:
                     if isinstance(error, redis.TimeoutError):
-                        # It hangs: another may serve its slots by the next call.
+                        # It hangs: another may serve its slots by the next call, which asks.
                         self._topology.failed(step.address)
-                        self._refresh(time.monotonic() + _ONE_NODE)
+                        self._doubted = True
                     raise StoreUnavailable(reason=f"{type(error).__name__}: {error}") from error
                 except redis.RedisError as error:
                     answer = _refusal(error)

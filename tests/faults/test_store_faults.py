@@ -365,7 +365,7 @@ def test_a_thread_waits_for_a_connection_and_for_its_answer_as_long_as_one_comma
     finally:
         server.resume()
     assert len(took) == 130
-    assert max(took) < COMMAND_DEADLINE + 0.5  # 503 within 2 s
+    assert max(took) < 2 * COMMAND_DEADLINE - 0.5  # not one wait after the other
 
 
 def test_I70_O35_500_keys_at_once_need_one_connection(proxy: Proxy) -> None:
