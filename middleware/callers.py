@@ -4,19 +4,47 @@ from __future__ import annotations
 
 from retrysafe import keys
 from retrysafe.commands import millis
+from retrysafe.errors import StoreUnavailable
+from retrysafe.events import Event, emit
 from retrysafe.receipts import Call
 from retrysafe.stores import Store
 from retrysafe.stores.doors import async_door
 
 
-async def note(store: Store, call: Call, ttl: float, most: int) -> float | None:
-    """Count a call's receipt as its caller's for `ttl` seconds, once however often it is noted.
+class Counted:
+    """One receipt in its caller's count."""
 
-    None: counted. Else there are `most` already, and the first of them ends in so many seconds.
-    Raises StoreUnavailable.
-    """
-    namespace = store.namespace
-    caller = f"{namespace}:n:{keys.digest(namespace, call.scope, '').hex()}"
-    receipt = keys.digest(namespace, call.scope, call.key)
-    reply: int = await async_door(store).eval("caller_note", [caller], (receipt, millis(ttl), most))
-    return reply / 1e3 if reply else None
+    def __init__(self, store: Store, call: Call) -> None:
+        space = store.namespace
+        self._store = store
+        self._caller = f"{space}:n:{keys.digest(space, call.scope, '').hex()}"
+        self._receipt = keys.digest(space, call.scope, call.key)
+
+    async def note(self, ttl: float, most: int) -> float | None:
+        """Count it for `ttl` seconds from now, once however often it is noted.
+
+        None: counted. Else there are `most` already, and the first of them ends in so many seconds.
+        Raises StoreUnavailable.
+        """
+        reply = await self._ask(millis(ttl), most)
+        return reply / 1e3 if reply else None
+
+    async def keep(self, ttl: float) -> None:
+        """Where it is counted: for `ttl` seconds from now."""
+        await self._settle(millis(ttl))
+
+    async def drop(self) -> None:
+        """It was released."""
+        await self._settle(0)
+
+    async def _settle(self, ttl_ms: int) -> None:
+        try:
+            await self._ask(ttl_ms, 0)
+        except StoreUnavailable as error:
+            # The request is over, and its answer stands: it stays counted for as long as it was.
+            emit(Event("store-unavailable", self._receipt.hex(), detail=type(error).__name__))
+
+    async def _ask(self, ttl_ms: int, most: int) -> int:
+        args = (self._receipt, ttl_ms, most)
+        reply: int = await async_door(self._store).eval("caller_note", [self._caller], args)
+        return reply

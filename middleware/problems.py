@@ -60,9 +60,9 @@ def too_many_receipts(limit: int, retry_after: float) -> Problem:
     return Problem(
         429,
         "too-many-receipts",
-        "Too many keys are in use",
-        f"At most {limit} keys of one caller may be in use at a time. Nothing was run; "
-        "requests whose keys are in use are answered.",
+        "Too many requests are on record",
+        f"At most {limit} requests of one caller may be on record at a time. Nothing was run; "
+        "requests that are on record are answered.",
         retryable=True,
         retry_after=retry_after,
     )

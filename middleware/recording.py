@@ -125,9 +125,11 @@ class Recording:
         self._concluded = True
         won: list[Any] | None = None
         if self._kept():
-            won = self._answer_of(await self._held.finish(*self._result()))
+            payload, ttl = self._result()
+            won = self._answer_of(await self._held.finish(payload, ttl))
+            await self._responder.recorded(ttl)
         else:
-            await self._held.release()
+            await self._responder.release(self._held)
         if won is None:
             won = [message] if self._start_sent else [self._start, message]
             self._start_sent = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Coroutine, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from retrysafe.context import SCOPE_KEY, context_of, enter, leave
 from retrysafe.events import Event, emit
 from retrysafe.middleware import problems
 from retrysafe.middleware.body import Body, Disconnected, TooLarge, read_body
-from retrysafe.middleware.callers import note
+from retrysafe.middleware.callers import Counted
 from retrysafe.middleware.recording import Recording
 from retrysafe.middleware.recovery import answer_recovered, ask_recovery
 from retrysafe.middleware.request_id import new_context
@@ -58,6 +58,7 @@ class Responder:
         self.body = Body()
         self.request_id = ""
         self._id_line: tuple[bytes, bytes] | None = None
+        self._count: Counted | None = None
         self._waiting: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[Any] | None = None
@@ -145,22 +146,44 @@ class Responder:
 
     async def _counted(self, call: Call, held: AsyncHeld) -> AsyncHeld | bool:
         """Count the receipt as its caller's; one too many is given up, and the request answered."""
-        policy = self.policy
+        policy, count = self.policy, Counted(self.receipts.store, call)
         if held.abandoned is not None:
-            return held  # it was counted; and given up, it would be forgotten that it was abandoned
+            # Counted by the one who died; and given up, it would be forgotten that one did.
+            self._count = count
+            return held
         try:
-            wait = await note(self.receipts.store, call, policy.ttl_for(None), policy.max_receipts)
-        except BaseException as error:
-            if isinstance(error, errors.StoreUnavailable) and policy.on_store_error == "run":
+            wait = await count.note(policy.ttl_for(None), policy.max_receipts)
+        except (Exception, asyncio.CancelledError) as error:
+            unavailable = isinstance(error, errors.StoreUnavailable)
+            if unavailable and policy.on_store_error == "run":
                 return held
-            await held.release()
+            _go_on(self._give_up(held, count))  # the store may take as long once more
+            if unavailable:
+                emit(Event("store-unavailable", held.name, request_id=self.request_id))
             raise
         if wait is None:
+            self._count = count
             return held
         await held.release()
         emit(Event("too-many-receipts", held.name, request_id=self.request_id))
         await self._problem(problems.too_many_receipts(policy.max_receipts, wait))
         return False
+
+    @staticmethod
+    async def _give_up(held: AsyncHeld, count: Counted) -> None:
+        await held.release()
+        await count.drop()
+
+    async def release(self, held: AsyncHeld) -> None:
+        """Give the receipt up: it is its caller's no more."""
+        await held.release()
+        if self._count is not None:
+            await self._count.drop()
+
+    async def recorded(self, ttl: float) -> None:
+        """The result was recorded for so many seconds."""
+        if self._count is not None and self.policy.ttl_by_status is not None:
+            await self._count.keep(ttl)
 
     # The request
 
@@ -266,7 +289,7 @@ class Responder:
                     await self.middleware.app(self.scope, self.app_receive, recording.send)
         except Exception:
             if not held.ending:
-                await held.release()
+                await self.release(held)
             raise
         except BaseException:
             if not held.ending:
@@ -274,7 +297,7 @@ class Responder:
             raise
         else:
             if not held.ending:  # the app ended without an answer, or in the middle of one
-                await held.release()
+                await self.release(held)
                 await recording.flush()
         finally:
             self.body.close()
@@ -373,6 +396,13 @@ async def interrupt_works(grace: float) -> None:
         work.cancel()
     if left:
         await asyncio.wait(left, timeout=grace)
+
+
+def _go_on(rest: Coroutine[Any, Any, None]) -> None:
+    """Let what is left to do go on when its request is answered."""
+    work = asyncio.get_running_loop().create_task(rest, name="retrysafe-background")
+    _works.add(work)
+    work.add_done_callback(_works.discard)
 
 
 def _report_orphan(work: asyncio.Task[None]) -> None:

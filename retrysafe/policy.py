@@ -64,8 +64,8 @@ class IdempotencyPolicy:
     - `keep`: `keep(status, headers)` decides whether a result is recorded
     - `applies`: `applies(scope)` decides whether a request is keyed at all
     - `max_request_body`, `max_response_body`: bytes
-    - `max_receipts`: how many keys of one caller may be in use at a time, each for `ttl`; a request
-      with one more is answered 429. 0: no limit
+    - `max_receipts`: how many receipts one caller's requests may have at a time, over all routes;
+      one more is answered 429. Each counts for `ttl` from its request. 0: no limit
 
     Raises SettingsError, which lists every field at fault.
     """

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from retrysafe.commands import Command, Release, Reply
 from retrysafe.errors import SettingsError, StoreUnavailable
 from retrysafe.events import Event, listening
 from retrysafe.keys import digest
@@ -93,16 +94,29 @@ def test_each_caller_has_a_limit_of_its_own(store: Store) -> None:
     run(main())
 
 
-def test_a_request_that_is_run_again_counts_once(store: Store) -> None:
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_request_whose_receipt_is_released_is_counted_no_more(store: Store, status: int) -> None:
     async def main() -> None:
-        app = App(status=500)
+        app = App(status=status)
         target = limited(app, store, most=2)
-        for _ in range(4):
-            assert (await post(target, key="1")).status == 500
+        for n in range(5):
+            assert (await post(target, key=f"failed-{n}")).status == status
         app.status = 201
+        for key in ("failed-0", "1"):
+            assert (await post(target, key=key)).status == 201
+        assert is_refused(await post(target, key="2"))
+
+    run(main())
+
+
+def test_it_is_counted_for_as_long_as_its_result_is_kept(store: Store) -> None:
+    async def main() -> None:
+        app = App()
+        target = limited(app, store, most=1, ttl=lambda status: 0.3)
         assert (await post(target, key="1")).status == 201
+        assert is_refused(await post(target, key="2"))
+        await asyncio.sleep(0.35)
         assert (await post(target, key="2")).status == 201
-        assert is_refused(await post(target, key="3"))
 
     run(main())
 
@@ -177,11 +191,17 @@ async def count_three(store: Store, caller: str = "alice") -> None:
 
 
 class Deaf:
-    """A store that takes receipts and counts none."""
+    """A store that takes receipts and counts none; their release hangs where `holds` says so."""
 
-    def __init__(self, store: Store, hangs: asyncio.Event | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        hangs: asyncio.Event | None = None,
+        holds: asyncio.Event | None = None,
+    ) -> None:
         self._store = store
         self._hangs = hangs
+        self._holds = holds
         self.namespace = store.namespace
 
     def open(self) -> Any:
@@ -189,7 +209,7 @@ class Deaf:
 
     def open_async(self) -> Any:
         door = self._store.open_async()
-        whole = door.eval
+        whole, done = door.eval, door.execute
 
         async def eval(script: str, *rest: Any) -> Any:
             if script != "caller_note":
@@ -199,19 +219,31 @@ class Deaf:
                 await asyncio.Event().wait()
             raise StoreUnavailable(reason="gone")
 
-        door.eval = eval  # type: ignore[method-assign]
+        async def execute(command: Command) -> Reply:
+            if self._holds is not None and isinstance(command, Release):
+                await self._holds.wait()
+            return await done(command)
+
+        door.eval, door.execute = eval, execute  # type: ignore[method-assign]
         return door
 
 
 def test_a_count_that_fails_runs_nothing_and_holds_no_key(store: Store) -> None:
+    told: list[Event] = []
+
     async def main() -> None:
         app = App()
-        answer = await post(limited(app, Deaf(store)))
+        holds = asyncio.Event()
+        with listening(told.append):
+            answer = await post(limited(app, Deaf(store, holds=holds)))  # and waits for no release
         assert answer.status == 503
         assert app.runs == 0
-        assert (await post(limited(app, store, wait=0))).status == 201
+        later = asyncio.create_task(post(limited(app, store)))
+        holds.set()
+        assert (await later).status == 201
 
     run(main())
+    assert "store-unavailable" in [each.kind for each in told]
 
 
 def test_a_count_that_fails_stops_nothing_where_the_user_chose_to_run(store: Store) -> None:
@@ -234,7 +266,7 @@ def test_a_request_that_is_cancelled_while_it_is_counted_holds_no_key(store: Sto
         with pytest.raises(asyncio.CancelledError):
             await request
         assert app.runs == 0
-        assert (await post(limited(app, store, wait=0))).status == 201
+        assert (await post(limited(app, store))).status == 201
 
     run(main())
 
