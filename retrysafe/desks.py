@@ -33,6 +33,7 @@ _LINGER = 1.0
 # How long (seconds) a subscription may take, and a refused one is not asked for again.
 _HEAR = 1.0
 _DEAF = 5.0
+_UNREAD = 0.02
 
 
 # Leases are renewed at about a third: due from here on, looked at this often (parts of a lease).
@@ -189,11 +190,16 @@ class AsyncDesk(_Desk):
         task.add_done_callback(self._tasks.discard)
 
     async def _execute_by(self, command: c.Command, end: float) -> Reply:
+        asked = self.loop.create_task(self.door.execute(command))
         try:
-            async with asyncio.timeout(end - time.monotonic()):
-                return await self.door.execute(command)
-        except TimeoutError:
-            raise StoreUnavailable(reason="no answer within the wait") from None
+            # Then a moment more: the loop may have stood still, and the answer lie there unread.
+            for seconds in (end - time.monotonic(), _UNREAD):
+                await asyncio.wait({asked}, timeout=seconds)
+                if asked.done():
+                    return asked.result()
+        finally:
+            asked.cancel()
+        raise StoreUnavailable(reason="no answer within the wait")
 
     def hold(self, taken: Taken) -> None:
         """Renew a receipt's lease until `drop`."""
@@ -240,7 +246,13 @@ class AsyncDesk(_Desk):
         self.finished.heard = await self.door.subscribe(channel, forget, _HEAR)
 
     async def _listen(self, seconds: float) -> bool:
-        async with self._listen_lock:
+        end = self.loop.time() + seconds
+        try:
+            async with asyncio.timeout_at(end):
+                await self._listen_lock.acquire()
+        except TimeoutError:
+            return self.listening  # another call's subscription is under way for so long
+        try:
             if not self._may_listen():
                 return self.listening
             loop, nudge = self.loop, self.flights.nudge
@@ -252,8 +264,10 @@ class AsyncDesk(_Desk):
                 elif not loop.is_closed():
                     loop.call_soon_threadsafe(nudge, name, value)
 
-            self._heard(await self.door.listen(self.inbox, on_message, seconds))
+            self._heard(await self.door.listen(self.inbox, on_message, end - loop.time()))
             return self.listening
+        finally:
+            self._listen_lock.release()
 
 
 class Desk(_Desk):
@@ -324,10 +338,16 @@ class Desk(_Desk):
             note_renewals(self, due, answers, asked)
 
     def _listen(self, seconds: float) -> bool:
-        with self._listen_lock:
+        end = time.monotonic() + seconds
+        if not self._listen_lock.acquire(timeout=seconds):
+            return self.listening  # another call's subscription is under way for so long
+        try:
             if self._may_listen():
-                self._heard(self.door.listen(self.inbox, self.flights.nudge, seconds))
+                left = end - time.monotonic()
+                self._heard(self.door.listen(self.inbox, self.flights.nudge, left))
             return self.listening
+        finally:
+            self._listen_lock.release()
 
 
 # A desk lives as long as its process or loop; stores are few and live as long.

@@ -183,7 +183,10 @@ def claim(
         try:
             result = yield from _lead(desk, ask, place, end, on_wait)
         except StoreUnavailable as error:
-            flights.fail(place, error)  # each would find out for itself, one after another
+            # Each would find out for itself, one after another; but if it is only that this one's
+            # time was over, the next may still be answered.
+            if not place.counted or time.monotonic() < end:
+                flights.fail(place, error)
             raise
         if isinstance(result, Taken):
             taken = True

@@ -18,8 +18,10 @@ from retrysafe.events import Event, listening
 from retrysafe.receipts import MAX_WAITERS, AsyncHeld, AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
 from retrysafe.stores import Store
+from retrysafe.stores.memory import MemoryStore
 from retrysafe.stores.redis import RedisStore
-from tests.receipting import ONE, TWO, held, policy
+from retrysafe.testing_clock import FakeClock
+from tests.receipting import CALL, ONE, TWO, held, policy
 from tests.support import run, until, wait_until
 
 
@@ -485,3 +487,15 @@ def test_B005_B006_a_cancelled_owner_leaves_one_successor(store: Store) -> None:
         assert runs == 2
 
     run(main())
+
+
+def test_a_clock_that_begins_at_0_names_predecessors_too() -> None:
+    """In tests, by hand: a fence of 0 is nobody's."""
+    receipts = Receipts(MemoryStore("tests", clock=FakeClock(0)), policy())
+    first = receipts.begin(CALL)
+    assert isinstance(first, Held)
+    first.interrupt()
+    second = receipts.begin(CALL)
+    assert isinstance(second, Held)
+    assert second.abandoned is not None
+    second.release()

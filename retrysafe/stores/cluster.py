@@ -24,13 +24,12 @@ from retrysafe.stores.base import OnNews
 from retrysafe.stores.hosts import Address, Hosts, read_hosts
 from retrysafe.stores.listener import Listener
 from retrysafe.stores.multiplexer import Multiplexer, Retired, ServerError, pack
-from retrysafe.stores.pool import ThreadPool
+from retrysafe.stores.pool import ThreadPool, time_left
 from retrysafe.stores.redis import (
     COMMAND_DEADLINE,
     CONNECTION_OPTIONS,
     AsyncRedisBackend,
     RedisBackend,
-    ends_by,
     thread_pool,
 )
 from retrysafe.stores.replicas import AsyncReplication, confirm_now
@@ -345,28 +344,26 @@ class ClusterBackend(RedisBackend):
             return connection
         raise redis.ConnectionError(self._trouble)
 
-    def _send(self, *args: Any, end: float | None = None) -> Any:
+    def _send(self, *args: Any, end: float) -> Any:
         key, packed = key_of(args), pack(*args)
         if key is None:
-            self._refresh(time.monotonic() + COMMAND_DEADLINE)
+            self._refresh(end)
             return self._insist(
-                lambda end: self._at(self._topology.nodes()[0]).exchange(packed, end=end)[0], end
+                lambda: self._at(self._topology.nodes()[0]).exchange(packed, end=end)[0], end
             )
 
-        def send(pool: ThreadPool, asking: bool, end: float) -> Any:
+        def send(pool: ThreadPool, asking: bool) -> Any:
             return pool.exchange(*((pack("ASKING"),) if asking else ()), packed, end=end)[-1]
 
-        return self._routed(key, send, ends_by(end))
+        return self._routed(key, send, end)
 
-    def _confirm(self, key: bytes, token: bytes, end: float | None) -> None:
-        def confirm(pool: ThreadPool, asking: bool, end: float) -> None:
+    def _confirm(self, key: bytes, token: bytes, end: float) -> None:
+        def confirm(pool: ThreadPool, asking: bool) -> None:
             confirm_now(pool, key, token, self._replicas, end, asking=asking)
 
-        self._routed(key, confirm, ends_by(end))
+        self._routed(key, confirm, end)
 
-    def _routed(
-        self, key: bytes, send: Callable[[ThreadPool, bool, float], Any], end: float
-    ) -> Any:
+    def _routed(self, key: bytes, send: Callable[[ThreadPool, bool], Any], end: float) -> Any:
         """Drive `route` on a thread."""
         if self._doubted:
             self._doubted = False
@@ -381,7 +378,7 @@ class ClusterBackend(RedisBackend):
             answer = None
             if isinstance(step, Send):
                 try:
-                    answer = send(self._at(step.address), step.asking, end)
+                    answer = send(self._at(step.address), step.asking)
                 except redis.exceptions.NoScriptError:
                     raise
                 except (redis.AuthenticationError, redis.TimeoutError) as error:
@@ -411,7 +408,7 @@ class ClusterBackend(RedisBackend):
             if self._refreshed > asked or time.monotonic() - self._refreshed < _FRESH:
                 return
             for address in self._topology.nodes():
-                if self._learn(address):
+                if self._learn(address, end):
                     return
                 self._topology.failed(address)
                 if time.monotonic() > end:
@@ -420,12 +417,13 @@ class ClusterBackend(RedisBackend):
             self._refreshed = time.monotonic()
             self._refreshing.release()
 
-    def _learn(self, address: Address) -> bool:
+    def _learn(self, address: Address, end: float) -> bool:
         """Ask one node for the map, on a connection that waits less than the others."""
         pool = self._at(address)
-        options = {**pool.connection_kwargs, "socket_timeout": _ONE_NODE}
-        options["socket_connect_timeout"] = _ONE_NODE
+        end = min(end, time.monotonic() + _ONE_NODE)
+        options = {**pool.connection_kwargs, "socket_connect_timeout": time_left(None, end)}
         connection = pool.connection_class(**options)
+        connection.end = end
         try:
             connection.connect()
             connection.send_command("CLUSTER", "SLOTS")

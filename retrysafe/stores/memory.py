@@ -113,7 +113,7 @@ class MemoryStore:
             return len(self._values)
 
     def _begin(self, command: c.Begin, held: Record | Running | None, now: int) -> Reply:
-        fence, previous = now, None
+        fence, previous = max(now, 1), None  # 0 is nobody's
         inboxes: tuple[bytes, ...] = ()
         if held is not None:
             if mismatched(held.fingerprint, command.fingerprint):

@@ -31,7 +31,9 @@ _ELSEWHERE = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
 
 def pack(*args: bytes | str | int) -> bytes:
     """One command in the protocol's form."""
-    packed: bytes = hiredis.pack_command(args)  # type: ignore[arg-type]  # its stub knows 1-tuples
+    # hiredis crashes on a number that it writes out while a signal's handler raises.
+    texts = tuple([b"%d" % each if isinstance(each, int) else each for each in args])
+    packed: bytes = hiredis.pack_command(texts)  # type: ignore[arg-type]  # its stub knows 1-tuples
     return packed
 
 

@@ -21,7 +21,7 @@ from retrysafe.errors import StoreUnavailable
 from retrysafe.stores.base import OnMessage, OnNews, named
 from retrysafe.stores.listener import Listener
 from retrysafe.stores.multiplexer import Multiplexer, ServerError, pack
-from retrysafe.stores.pool import CONNECT_TIMEOUT, ThreadPool
+from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.replicas import AsyncReplication, confirm_now, is_due
 from retrysafe.stores.wire import Wire, script
 
@@ -32,9 +32,10 @@ get_lib_version()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
 
 # "503 within 2 s": one command's whole time, reconnects and resends included.
 COMMAND_DEADLINE = 1.5
+_CONNECT_TIMEOUT = 1.0
 _BULK = 64 * 1024
 CONNECTION_OPTIONS: dict[str, Any] = {
-    "socket_connect_timeout": CONNECT_TIMEOUT,
+    "socket_connect_timeout": _CONNECT_TIMEOUT,
     "socket_timeout": COMMAND_DEADLINE,
     "decode_responses": False,
 }
@@ -90,7 +91,7 @@ def _pool_options() -> dict[str, Any]:
 
 def thread_pool(**options: Any) -> ThreadPool:
     """A pool of connections as the sync door uses them."""
-    return ThreadPool(**_pool_options(), **options)  # type: ignore[no-untyped-call]
+    return ThreadPool(**_pool_options(), **options)
 
 
 class AsyncRedisBackend:
@@ -198,17 +199,15 @@ class RedisBackend:
         self._listener: Listener | None = None
 
     def execute(self, command: Command, end: float | None = None) -> Reply:
+        end = _ends_by(end)
         name, key, args = self._wire.pack(command)
         reply = self._wire.unpack(self._run(name, (key,), args, end))
         if self._replicas and isinstance(command, Begin | Finish) and is_due(command, reply):
             self._confirm(key, command.token, end)
         return reply
 
-    def _confirm(self, key: bytes, token: bytes, end: float | None) -> None:
-        def confirm(end: float) -> None:
-            confirm_now(self._pool, key, token, self._replicas, end)
-
-        self._insist(confirm, end)
+    def _confirm(self, key: bytes, token: bytes, end: float) -> None:
+        self._insist(lambda: confirm_now(self._pool, key, token, self._replicas, end), end)
 
     def execute_many(self, commands: Sequence[Command]) -> list[Reply | Exception]:
         answers: list[Reply | Exception] = []
@@ -222,11 +221,11 @@ class RedisBackend:
     def eval(
         self, name: str, keys: Sequence[str], args: Sequence[Any], end: float | None = None
     ) -> Any:
-        return self._run(name, tuple(keys), tuple(args), end)
+        return self._run(name, tuple(keys), tuple(args), _ends_by(end))
 
     def command(self, *args: bytes | str | int) -> Any:
         """Any single command, for the parts that need no script."""
-        return self._send(*args)
+        return self._send(*args, end=_ends_by(None))
 
     def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
         return self.subscribe(self._wire.inboxes + inbox, named(on_message), limit)
@@ -248,27 +247,23 @@ class RedisBackend:
             self._listener.stop()
         self._pool.disconnect()
 
-    def _run(
-        self, name: str, keys: tuple[Any, ...], args: tuple[Any, ...], end: float | None
-    ) -> Any:
+    def _run(self, name: str, keys: tuple[Any, ...], args: tuple[Any, ...], end: float) -> Any:
         text, sha = script(name)
         try:
             return self._send(b"EVALSHA", sha, len(keys), *keys, *args, end=end)
         except redis.exceptions.NoScriptError:
             return self._send(b"EVAL", text, len(keys), *keys, *args, end=end)
 
-    def _send(self, *args: Any, end: float | None = None) -> Any:
+    def _send(self, *args: Any, end: float) -> Any:
         """One command, sent again while the connection is at fault and the time allows."""
         packed = pack(*args)
-        return self._insist(lambda end: self._pool.exchange(packed, end=end)[0], end)
+        return self._insist(lambda: self._pool.exchange(packed, end=end)[0], end)
 
-    def _insist(self, send: Callable[[float], Any], end: float | None) -> Any:
-        """`send`, which is to end by the time that it is given."""
-        end = ends_by(end)
+    def _insist(self, send: Callable[[], Any], end: float) -> Any:
         delay = 0.01
         while True:
             try:
-                return send(end)
+                return send()
             except redis.AuthenticationError as error:
                 raise StoreUnavailable(reason=f"{type(error).__name__}: {error}") from error
             except redis.exceptions.NoScriptError:
@@ -282,9 +277,8 @@ class RedisBackend:
                 raise StoreUnavailable(reason=f"{type(error).__name__}: {error}") from error
 
 
-def ends_by(end: float | None) -> float:
-    """When a command of a thread ends at the latest, on the monotonic clock; `end` is its
-    caller's word."""
+def _ends_by(end: float | None) -> float:
+    """When a thread's command ends at the latest; `end` is its caller's word."""
     own = time.monotonic() + COMMAND_DEADLINE
     return own if end is None else min(own, end)
 

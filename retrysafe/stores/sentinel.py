@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from retrysafe.stores.hosts import Address, Hosts, read_hosts
-from retrysafe.stores.pool import ThreadPool
+from retrysafe.stores.pool import ThreadPool, time_left, timely
 from retrysafe.stores.redis import (
     CONNECTION_OPTIONS,
     AsyncRedisBackend,
@@ -164,15 +165,15 @@ def _connector(hosts: Hosts) -> Callable[[], Awaitable[Any]]:
 def _pool(hosts: Hosts) -> ThreadPool:
     order, lock = list(hosts.addresses), threading.Lock()
     kind = redis.SSLConnection if hosts.tls else redis.Connection
-    asking = redis.SSLConnection if hosts.sentinel_tls else redis.Connection
+    asking = timely(redis.SSLConnection if hosts.sentinel_tls else redis.Connection)
 
-    def ask(sentinel: Address) -> Any:
+    def ask(sentinel: Address, end: float | None) -> Any:
+        options = {**CONNECTION_OPTIONS, **_ASK, **hosts.sentinel_options}
+        options["socket_connect_timeout"] = time_left(options["socket_connect_timeout"], end)
         connection: Any = asking(
-            host=sentinel[0],
-            port=sentinel[1],
-            retry=Retry(NoBackoff(), 0),
-            **{**CONNECTION_OPTIONS, **_ASK, **hosts.sentinel_options},
+            host=sentinel[0], port=sentinel[1], retry=Retry(NoBackoff(), 0), **options
         )
+        connection.end = end
         try:
             connection.connect()
             connection.send_command(*_question(hosts.service))
@@ -183,13 +184,17 @@ def _pool(hosts: Hosts) -> ThreadPool:
     class PrimaryConnection(kind):  # type: ignore[misc,valid-type]
         """A connection that looks up where it goes, each time it is opened."""
 
+        end: float | None
+
         def connect(self) -> None:
             if self._sock:
                 return
             search = _Search(order, lock)
             for sentinel in search.sentinels:
+                if self.end is not None and time.monotonic() >= self.end:
+                    break
                 try:
-                    self.host, self.port = search.named(ask(sentinel))
+                    self.host, self.port = search.named(ask(sentinel, self.end))
                     super().connect()
                     try:
                         self.send_command("ROLE")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +14,12 @@ import pytest
 import uvloop
 
 from retrysafe import errors
-from retrysafe.desks import async_desk_for
+from retrysafe.commands import Command, Reply
+from retrysafe.desks import async_desk_for, desk_for
 from retrysafe.events import listening
 from retrysafe.receipts import MAX_WAITERS, AsyncReceipts, Call, Held, Receipts
 from retrysafe.records import Record
+from retrysafe.stores import open_store
 from retrysafe.stores.redis import COMMAND_DEADLINE, RedisStore
 from retrysafe.stores.wire import script
 from tests.conftest import OwnServer
@@ -366,6 +370,106 @@ def test_a_thread_waits_for_a_connection_and_for_its_answer_as_long_as_one_comma
         server.resume()
     assert len(took) == 130
     assert max(took) < 2 * COMMAND_DEADLINE - 0.5  # not one wait after the other
+
+
+def test_a_follower_outlives_a_leader_whose_time_is_over(proxy: Proxy, redis_url: str) -> None:
+    """Given a leader whose last look is late, and a follower that has waited for a moment."""
+
+    async def main() -> None:
+        first = await held(AsyncReceipts(RedisStore(redis_url, "faults"), policy()))
+        store = RedisStore(proxy.url, "faults")
+        leader = asyncio.create_task(AsyncReceipts(store, policy(wait=1.0)).begin(CALL))
+        await until(lambda: async_desk_for(store, MAX_WAITERS).listening)
+        follower = asyncio.create_task(AsyncReceipts(store, policy(wait=20.0)).begin(CALL))
+        await until(lambda: async_desk_for(store, MAX_WAITERS).flights.waiting == 2)
+        proxy.delay_replies(0.8)
+        with pytest.raises((errors.StoreUnavailable, errors.InFlight)):
+            await leader
+        await first.finish(b"r", 60)
+        assert isinstance(await follower, Record)
+
+    run(main())
+
+
+def test_an_answer_that_came_while_the_loop_stood_still_counts(redis_url: str) -> None:
+    """Given a loop that is blocked, beyond a waiter's time, while its last look is out."""
+
+    async def main() -> None:
+        owner = Receipts(RedisStore(redis_url, "faults"), policy())
+        first = owner.begin(CALL)
+        assert isinstance(first, Held)
+        store = RedisStore(redis_url, "faults")
+        desk = async_desk_for(store, MAX_WAITERS)
+        whole, end = desk._execute_by, time.monotonic() + 1.0
+
+        async def execute_by(command: Command, limit: float) -> Reply:
+            if time.monotonic() >= end:
+                first.finish(b"r", 60)
+                asyncio.get_running_loop().call_soon(time.sleep, 0.8)
+            return await whole(command, limit)
+
+        desk._execute_by = execute_by  # type: ignore[method-assign]
+        desk._deaf_until = end + 20  # it polls: the last look is what tells
+        assert isinstance(await AsyncReceipts(store, policy(wait=1.0)).begin(CALL), Record)
+
+    run(main())
+
+
+def test_a_threads_command_ends_in_its_time_whatever_is_late() -> None:
+    """Given a server each of whose replies takes 1.2 s, the handshake's too."""
+    with Server() as server, Proxy(server.port) as slow:
+        slow.delay_replies(1.2)
+        receipts = Receipts(RedisStore(slow.url.replace("/0", "/3"), "faults"), policy())
+        began = time.monotonic()
+        with pytest.raises(errors.StoreUnavailable):
+            receipts.begin(CALL)
+        assert time.monotonic() - began < 2 * COMMAND_DEADLINE - 0.5
+
+
+@pytest.mark.parametrize("sentinels", [3, 5])
+def test_sentinels_that_hang_take_no_longer_than_one_command_may(sentinels: int) -> None:
+    with contextlib.ExitStack() as stack:
+        ports = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for _ in range(sentinels)
+        ]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        receipts = Receipts(open_store(f"redis+sentinel://{hosts}/orders"), policy())
+        began = time.monotonic()
+        with pytest.raises(errors.StoreUnavailable):
+            receipts.begin(CALL)
+        assert time.monotonic() - began < COMMAND_DEADLINE + 0.4
+
+
+@pytest.mark.parametrize("colour", ["async", "sync"])
+def test_a_short_wait_does_not_stand_in_line_behind_a_subscription(
+    redis_url: str, colour: str
+) -> None:
+    async def main() -> None:
+        store = RedisStore(redis_url, "faults")
+        begun, over = threading.Event(), threading.Event()
+
+        def hanging(*_: object) -> bool:
+            begun.set()
+            return over.wait(20)
+
+        if colour == "async":
+            desk = async_desk_for(store, MAX_WAITERS)
+            desk.door.listen = lambda *_: asyncio.to_thread(hanging)  # type: ignore[method-assign]
+            first = asyncio.create_task(desk._listen(20.0))
+            await until(begun.is_set)
+            assert not await desk._listen(0.05)
+        else:
+            sync = desk_for(store, MAX_WAITERS)
+            sync.door.listen = hanging  # type: ignore[method-assign]
+            first = asyncio.create_task(asyncio.to_thread(sync._listen, 20.0))
+            await until(begun.is_set)
+            assert not await asyncio.to_thread(sync._listen, 0.05)
+        assert not first.done()
+        over.set()
+        assert await first
+
+    run(main())
 
 
 def test_I70_O35_500_keys_at_once_need_one_connection(proxy: Proxy) -> None:

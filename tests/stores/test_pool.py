@@ -130,3 +130,48 @@ def test_a_command_after_all_idle_connections_were_cut_is_answered(own_server: O
             assert backend.command("ECHO", "x") == b"x"
         wait_until(lambda: len(client.client_list()) == 2)  # this one, and a single new one
     backend.close()
+
+
+def test_a_handshake_that_is_interrupted_leaves_no_open_connection(
+    own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given an interrupt between two replies of the handshake, then the next command is in its own
+    database, and is given its own reply."""
+    server = own_server()
+    pool = thread_pool(host="127.0.0.1", port=server.port, db=3)
+    whole = redis.Connection.read_response
+    asked: list[str] = []
+
+    def interrupted(self: Any, *args: Any, **options: Any) -> Any:
+        asked.append("reply")
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return whole(self, *args, **options)
+
+    monkeypatch.setattr(redis.Connection, "read_response", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        echo(pool, b"first")
+    assert echo(pool, b"second") == b"second"
+    (info,) = pool.exchange(pack("CLIENT", "INFO"), end=time.monotonic() + 20)
+    assert b" db=3 " in info
+    assert pool.pool.qsize() == 64
+    pool.disconnect()
+
+
+def test_a_shorter_timeout_of_the_url_holds(own_server: OwnServer) -> None:
+    server = own_server()
+    pool = RedisStore(f"{server.url}?socket_timeout=0.2").open()._pool
+    assert echo(pool, b"a") == b"a"
+    server.pause()
+    began = time.monotonic()
+    try:
+        with pytest.raises(redis.TimeoutError):
+            echo(pool, b"b", within=20.0)
+    finally:
+        server.resume()
+    assert time.monotonic() - began < 10
+    pool.disconnect()
+
+
+def test_numbers_are_packed_as_text() -> None:
+    assert pack("SET", b"k", 12, "PX", 60_000) == pack("SET", b"k", "12", "PX", "60000")
