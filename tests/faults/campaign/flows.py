@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import itertools
 import os
 import sys
 import threading
@@ -78,17 +77,12 @@ def routes(store: Store, pool: Executor) -> list[Route]:
 
     async def recover(request: Request) -> JSONResponse:
         """Go on with what others left; what is unfinished all the same. A last step that may have
-        happened, can't be undone and is refused now is left to a person: an end, here. `keys`:
-        how many the store holds for that person, a saga's own and the list of each colour."""
+        happened, can't be undone and is refused now is left to a person: an end, here."""
         await sagas["async"].recover()
         await in_thread(sagas["sync"].recover_sync)
-        found = [
-            await sagas["async"].unfinished(),
-            await in_thread(sagas["sync"].unfinished_sync),
-        ]
-        left = [str(each) for each in itertools.chain(*found) if each.parked != ("ship",)]
-        keys = sum(len(listed) + 1 for listed in found if listed)
-        return JSONResponse({"left": left, "keys": keys})
+        left = await sagas["async"].unfinished()
+        left += await in_thread(sagas["sync"].unfinished_sync)
+        return JSONResponse({"left": [str(each) for each in left if each.parked != ("ship",)]})
 
     return [
         Route("/jobs/{colour}/{job}", wait),

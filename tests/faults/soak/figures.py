@@ -13,7 +13,8 @@ MIB = 1 << 20
 # What may be more afterwards, as (a part of what it was, so much): the rest may not grow at all.
 # Memory that was freed may stay with the process (there are holes between what is used) and with
 # the server (its clients' buffers, its script cache), so that its figures move around a level.
-# `blocks` are the interpreter's own: caches that fill up to a limit.
+# `blocks` are the interpreter's own: caches that fill up to a limit, and what each connection that
+# is open has of them.
 ROOM: dict[str, tuple[float, int]] = {
     "rss": (0.10, 8 * MIB),
     "blocks": (0.02, 2_000),
@@ -23,6 +24,7 @@ ROOM: dict[str, tuple[float, int]] = {
 # idle: up to a full one (64 a worker, of three) and what else a worker has is not growth. Neither
 # are the threads and channels that come with the first need: of a worker, its threads beside the
 # pool, and two inboxes; of all, what is forgotten and the breaker.
+A_CONNECTIONS = 64  # blocks
 FULL = {
     "sockets": 64 + 10,
     "files": 64 + 26,
@@ -41,11 +43,13 @@ class Figure:
     name: str
     before: int
     after: int
+    more: int = 0  # that it has for what there is more of, which is judged by itself
 
     @property
     def limit(self) -> int:
-        part, more = ROOM.get(self.name, (0.0, 0))
-        return max(self.before + max(int(self.before * part), more), FULL.get(self.name, 0))
+        part, room = ROOM.get(self.name, (0.0, 0))
+        most = self.before + self.more + max(int(self.before * part), room)
+        return max(most, FULL.get(self.name, 0))
 
     @property
     def grew(self) -> bool:
@@ -73,8 +77,14 @@ def server_figures(client: redis.Redis) -> dict[str, int]:
 
 def compare(before: Sample, after: Sample) -> list[Figure]:
     """Every figure of every process that both have."""
+
+    def more(of: str, name: str) -> int:
+        if name != "blocks":
+            return 0
+        return A_CONNECTIONS * (after[of]["sockets"] - before[of]["sockets"])
+
     return [
-        Figure(of, name, before[of][name], value)
+        Figure(of, name, before[of][name], value, more(of, name))
         for of, found in after.items()
         for name, value in found.items()
         if name in before.get(of, {})
