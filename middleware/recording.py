@@ -127,7 +127,7 @@ class Recording:
         if self._kept():
             payload, ttl = self._result()
             won = self._answer_of(await self._held.finish(payload, ttl))
-            await self._responder.recorded(ttl)
+            self._responder.recorded(ttl)
         else:
             await self._responder.release(self._held)
         if won is None:

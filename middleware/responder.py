@@ -147,12 +147,10 @@ class Responder:
     async def _counted(self, call: Call, held: AsyncHeld) -> AsyncHeld | bool:
         """Count the receipt as its caller's; one too many is given up, and the request answered."""
         policy, count = self.policy, Counted(self.receipts.store, call)
-        if held.abandoned is not None:
-            # Counted by the one who died; and given up, it would be forgotten that one did.
-            self._count = count
-            return held
+        # A dead worker's was counted by it; and given up, it would be forgotten that one died.
+        most = policy.max_receipts if held.abandoned is None else 0
         try:
-            wait = await count.note(policy.ttl_for(None), policy.max_receipts)
+            wait = await count.note(policy.ttl_for(None), most)
         except (Exception, asyncio.CancelledError) as error:
             unavailable = isinstance(error, errors.StoreUnavailable)
             if unavailable and policy.on_store_error == "run":
@@ -171,19 +169,20 @@ class Responder:
 
     @staticmethod
     async def _give_up(held: AsyncHeld, count: Counted) -> None:
-        await held.release()
-        await count.drop()
+        # In this order, while it is ours: whether it was noted is not known.
+        given_back = held.release() if held.abandoned is None else held.interrupt()
+        await asyncio.gather(count.drop(), given_back)
 
     async def release(self, held: AsyncHeld) -> None:
         """Give the receipt up: it is its caller's no more."""
         await held.release()
         if self._count is not None:
-            await self._count.drop()
+            _go_on(self._count.drop())
 
-    async def recorded(self, ttl: float) -> None:
+    def recorded(self, ttl: float) -> None:
         """The result was recorded for so many seconds."""
         if self._count is not None and self.policy.ttl_by_status is not None:
-            await self._count.keep(ttl)
+            _go_on(self._count.keep(ttl))
 
     # The request
 
