@@ -145,9 +145,9 @@ class _Desk:
         """Whether it is worth a try: after a refusal only now and then."""
         return not self.listening and time.monotonic() >= self._deaf_until
 
-    def _heard(self, listening: bool) -> None:
+    def _heard(self, listening: bool, seconds: float) -> None:
         self.listening = listening
-        if not listening:
+        if not listening and seconds > _HEAR / 2:  # less says nothing: the next call's may stand
             self._deaf_until = time.monotonic() + _DEAF
             emit(Event("inbox-lost", detail="no subscription: duplicates poll"))
 
@@ -199,6 +199,7 @@ class AsyncDesk(_Desk):
                     return asked.result()
         finally:
             asked.cancel()
+            del asked  # its error's traceback has this frame
         raise StoreUnavailable(reason="no answer within the wait")
 
     def hold(self, taken: Taken) -> None:
@@ -264,7 +265,8 @@ class AsyncDesk(_Desk):
                 elif not loop.is_closed():
                     loop.call_soon_threadsafe(nudge, name, value)
 
-            self._heard(await self.door.listen(self.inbox, on_message, end - loop.time()))
+            left = end - loop.time()
+            self._heard(await self.door.listen(self.inbox, on_message, left), left)
             return self.listening
         finally:
             self._listen_lock.release()
@@ -344,7 +346,7 @@ class Desk(_Desk):
         try:
             if self._may_listen():
                 left = end - time.monotonic()
-                self._heard(self.door.listen(self.inbox, self.flights.nudge, left))
+                self._heard(self.door.listen(self.inbox, self.flights.nudge, left), left)
             return self.listening
         finally:
             self._listen_lock.release()

@@ -24,7 +24,7 @@ from retrysafe.stores.base import OnNews
 from retrysafe.stores.hosts import Address, Hosts, read_hosts
 from retrysafe.stores.listener import Listener
 from retrysafe.stores.multiplexer import Multiplexer, Retired, ServerError, pack
-from retrysafe.stores.pool import ThreadPool, time_left
+from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.redis import (
     COMMAND_DEADLINE,
     CONNECTION_OPTIONS,
@@ -366,7 +366,6 @@ class ClusterBackend(RedisBackend):
     def _routed(self, key: bytes, send: Callable[[ThreadPool, bool], Any], end: float) -> Any:
         """Drive `route` on a thread."""
         if self._doubted:
-            self._doubted = False
             self._refresh(end)
         way = route(self._topology, key)
         answer: Any = None
@@ -408,11 +407,12 @@ class ClusterBackend(RedisBackend):
             if self._refreshed > asked or time.monotonic() - self._refreshed < _FRESH:
                 return
             for address in self._topology.nodes():
+                if time.monotonic() >= end:
+                    return
                 if self._learn(address, end):
+                    self._doubted = False
                     return
                 self._topology.failed(address)
-                if time.monotonic() > end:
-                    return
         finally:
             self._refreshed = time.monotonic()
             self._refreshing.release()
@@ -420,10 +420,8 @@ class ClusterBackend(RedisBackend):
     def _learn(self, address: Address, end: float) -> bool:
         """Ask one node for the map, on a connection that waits less than the others."""
         pool = self._at(address)
-        end = min(end, time.monotonic() + _ONE_NODE)
-        options = {**pool.connection_kwargs, "socket_connect_timeout": time_left(None, end)}
-        connection = pool.connection_class(**options)
-        connection.end = end
+        connection = pool.connection_class(**pool.connection_kwargs)
+        connection.end = min(end, time.monotonic() + _ONE_NODE)
         try:
             connection.connect()
             connection.send_command("CLUSTER", "SLOTS")

@@ -12,14 +12,26 @@ _LEAST = 0.001  # 0 would be "don't wait", which is another error
 
 
 def timely(kind: Any) -> Any:
-    """A class of redis-py's connections whose every reply, the handshake's too, has begun to come
-    by its `end` (on the monotonic clock; None: within its own `socket_timeout`)."""
+    """A class of redis-py's connections that are open, and whose every reply, the handshake's too,
+    has begun to come, by their `end` (on the monotonic clock; None: in their own time)."""
 
     class Timely(kind):  # type: ignore[misc]  # a class that is given
         end: float | None = None
+        socket_timeout: float | None
+        socket_connect_timeout: float | None
+
+        def _connect(self) -> Any:
+            own = self.socket_timeout, self.socket_connect_timeout
+            # TLS is agreed on within the first.
+            self.socket_timeout = time_left(own[0], self.end)
+            self.socket_connect_timeout = time_left(own[1], self.end)
+            try:
+                return super()._connect()
+            finally:
+                self.socket_timeout, self.socket_connect_timeout = own
 
         def read_response(self, *args: Any, **options: Any) -> Any:
-            if self.end is not None:
+            if self.end is not None and self._sock is not None:
                 self._sock.settimeout(time_left(self.socket_timeout, self.end))
             return super().read_response(*args, **options)
 
@@ -85,10 +97,7 @@ class ThreadPool(redis.BlockingConnectionPool):
             if connection is None:
                 connection = self.make_connection()  # type: ignore[no-untyped-call]
             connection.end = end
-            if connection._sock is None:
-                most = self.connection_kwargs.get("socket_connect_timeout")
-                connection.socket_connect_timeout = time_left(most, end)
-                connection.connect()
+            connection.connect()
             connection._sock.settimeout(time_left(connection.socket_timeout, end))
         except BaseException:
             # redis-py leaves one open whose handshake was interrupted: unauthenticated, in another

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from retrysafe.stores.hosts import Address, Hosts, read_hosts
-from retrysafe.stores.pool import ThreadPool, time_left, timely
+from retrysafe.stores.pool import ThreadPool, timely
 from retrysafe.stores.redis import (
     CONNECTION_OPTIONS,
     AsyncRedisBackend,
@@ -168,10 +168,11 @@ def _pool(hosts: Hosts) -> ThreadPool:
     asking = timely(redis.SSLConnection if hosts.sentinel_tls else redis.Connection)
 
     def ask(sentinel: Address, end: float | None) -> Any:
-        options = {**CONNECTION_OPTIONS, **_ASK, **hosts.sentinel_options}
-        options["socket_connect_timeout"] = time_left(options["socket_connect_timeout"], end)
         connection: Any = asking(
-            host=sentinel[0], port=sentinel[1], retry=Retry(NoBackoff(), 0), **options
+            host=sentinel[0],
+            port=sentinel[1],
+            retry=Retry(NoBackoff(), 0),
+            **{**CONNECTION_OPTIONS, **_ASK, **hosts.sentinel_options},
         )
         connection.end = end
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -175,3 +176,27 @@ def test_a_shorter_timeout_of_the_url_holds(own_server: OwnServer) -> None:
 
 def test_numbers_are_packed_as_text() -> None:
     assert pack("SET", b"k", 12, "PX", 60_000) == pack("SET", b"k", "12", "PX", "60000")
+
+
+def test_a_tls_handshake_that_hangs_ends_in_its_commands_time() -> None:
+    """Given a server that takes the connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"rediss://127.0.0.1:{silent.getsockname()[1]}"
+        pool = RedisStore(url).open()._pool
+        pool.connection_kwargs["socket_timeout"] = 60.0
+        with pytest.raises((redis.TimeoutError, redis.ConnectionError)):
+            echo(pool, b"x", within=0.2)
+        pool.disconnect()
+
+
+def test_a_connection_that_is_closed_under_its_thread_is_an_error_of_redis_pys(
+    served: tuple[Server, ThreadPool],
+) -> None:
+    _, pool = served
+    assert echo(pool, b"a") == b"a"
+    connection = pool._taken(time.monotonic() + 20)
+    connection.send_command("ECHO", "b")
+    pool.disconnect()
+    with pytest.raises(redis.ConnectionError):
+        connection.read_response()
+    pool.release(connection)
