@@ -6,7 +6,6 @@ from retrysafe import keys
 from retrysafe.commands import millis
 from retrysafe.errors import StoreUnavailable
 from retrysafe.events import Event, emit
-from retrysafe.receipts import Call
 from retrysafe.stores import Store
 from retrysafe.stores.doors import async_door
 
@@ -15,11 +14,11 @@ class Counted:
     """One receipt in its caller's count. Whoever owns the receipt next counts it anew; from then
     on the one before changes nothing."""
 
-    def __init__(self, store: Store, call: Call) -> None:
-        space = store.namespace
+    def __init__(self, store: Store, scope: str, receipt: bytes) -> None:
+        """`receipt`: its digest."""
         self._store = store
-        self._caller = f"{space}:n:{keys.digest(space, call.scope, '').hex()}"
-        self._receipt = keys.digest(space, call.scope, call.key)
+        self._caller = f"{store.namespace}:n:{keys.digest(store.namespace, scope, '').hex()}"
+        self._receipt = receipt
         self._end = 0  # as it was noted: by this the entry is known as ours
 
     async def note(self, ttl: float, most: int) -> float | None:

@@ -142,11 +142,12 @@ class Responder:
         if isinstance(got, Record):
             await self._replay(got)
             return False
-        return await self._counted(call, got) if self.policy.max_receipts else got
+        return await self._counted(caller, got) if self.policy.max_receipts else got
 
-    async def _counted(self, call: Call, held: AsyncHeld) -> AsyncHeld | bool:
+    async def _counted(self, caller: str, held: AsyncHeld) -> AsyncHeld | bool:
         """Count the receipt as its caller's; one too many is given up, and the request answered."""
-        policy, count = self.policy, Counted(self.receipts.store, call)
+        policy = self.policy
+        count = Counted(self.receipts.store, caller, bytes.fromhex(held.name))
         # A dead worker's was counted by it; and given up, it would be forgotten that one died.
         most = policy.max_receipts if held.abandoned is None else 0
         try:
