@@ -33,6 +33,7 @@ _LINGER = 1.0
 # How long (seconds) a subscription may take, and a refused one is not asked for again.
 _HEAR = 1.0
 _DEAF = 5.0
+# And how much longer than it may take an answer is looked for that may be there already.
 _UNREAD = 0.02
 
 

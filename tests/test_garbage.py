@@ -19,7 +19,7 @@ from retrysafe.policy import IdempotencyPolicy
 from retrysafe.stores import Store
 from tests.asgi import post
 from tests.middleware.test_idempotency import App
-from tests.support import run
+from tests.support import run, until
 
 CALLS = 20
 WAYS = (types.CoroutineType, types.GeneratorType, asyncio.Future)
@@ -123,9 +123,10 @@ def test_a_call_leaves_no_reference_cycle(store: Store, kind: str) -> None:
         once = {**of_requests(store), **of_functions(store)}[kind]
         for n in range(3):
             await once(f"first-{n}")
+        tasks = len(asyncio.all_tasks())
         with no_garbage():
             for n in range(CALLS):
                 await once(n)
-            await asyncio.sleep(0.05)  # what goes on in the background has ended
+            await until(lambda: len(asyncio.all_tasks()) <= tasks)
 
     run(main())

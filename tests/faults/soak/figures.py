@@ -24,7 +24,6 @@ ROOM: dict[str, tuple[float, int]] = {
 # idle: up to a full one (64 a worker, of three) and what else a worker has is not growth. Neither
 # are the threads and channels that come with the first need: of a worker, its threads beside the
 # pool, and two inboxes; of all, what is forgotten and the breaker.
-A_CONNECTIONS = 64  # blocks
 FULL = {
     "sockets": 64 + 10,
     "files": 64 + 26,
@@ -32,6 +31,7 @@ FULL = {
     "threads": 64 + 5,
     "channels": 3 * 2 + 2,
 }
+A_CONNECTIONS = 64  # blocks
 SHOWN = {"rss": "RSS (KiB)", "memory": "memory (KiB)", "lasting": "keys without TTL"}
 
 
