@@ -96,6 +96,7 @@ class Multiplexer(asyncio.Protocol):
         self._closed = False
         self.retired = False  # `retire` was called
         self._pause = 0.0
+        self._trouble = ""  # why there is no connection
 
     def send(self, *args: bytes | str | int) -> Awaitable[Any]:
         """One command's reply. Raises StoreUnavailable past the deadline, ServerError."""
@@ -266,8 +267,9 @@ class Multiplexer(asyncio.Protocol):
                     connection = await self._connect()
                 break
             except (OSError, redis_errors.RedisError, TimeoutError) as error:
+                self._trouble = f"{type(error).__name__}: {error}"
                 if isinstance(error, redis_errors.AuthenticationError):
-                    self._fail_all(f"{type(error).__name__}: {error}")
+                    self._fail_all(self._trouble)
                 if not self._out and not self._channels:
                     return
                 await asyncio.sleep(delay)
@@ -289,6 +291,7 @@ class Multiplexer(asyncio.Protocol):
         self._connection = connection
         self.generation += 1
         self._transport = transport
+        self._trouble = ""
 
     def _resubscribed(self, channel: bytes, future: asyncio.Future[Any]) -> None:
         confirmed = not future.cancelled() and future.exception() is None
@@ -317,9 +320,7 @@ class Multiplexer(asyncio.Protocol):
                 if entry.deadline >= now:
                     break
                 if not entry.future.done():
-                    entry.future.set_exception(
-                        StoreUnavailable(reason=f"no answer within {self._deadline:g} s")
-                    )
+                    entry.future.set_exception(StoreUnavailable(reason=self._unanswered()))
         while self._out and self._out[0].future.done():
             self._out.popleft()
         if stuck:
@@ -335,6 +336,10 @@ class Multiplexer(asyncio.Protocol):
             self._make_room()
         if self._sweeper is None and (self._sent or self._out or self._channels):
             self._sweep_later()
+
+    def _unanswered(self) -> str:
+        reason = f"no answer within {self._deadline:g} s"
+        return f"{reason}; {self._trouble}" if self._trouble else reason
 
     def _fail_all(self, reason: str) -> None:
         for entry in (*self._sent, *self._out):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
+from retrysafe import setting_kinds as kinds
 from retrysafe.errors import SettingsError
 from retrysafe.settings import Settings
 from retrysafe.stores.base import Store
@@ -34,6 +35,13 @@ def open_store(
     settings = Settings.from_env()
     if namespace is None:
         namespace = settings.namespace
+    else:
+        try:
+            kinds.NAMESPACE.check(namespace)
+        except ValueError as error:
+            raise SettingsError(
+                [f"namespace holds {namespace!r} ({error}); it takes {kinds.NAMESPACE.takes}"]
+            ) from None
     if replicas is None:
         replicas = settings.replicas
     elif isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:

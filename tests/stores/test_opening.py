@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from retrysafe.errors import SettingsError
@@ -38,6 +40,13 @@ def test_B059_a_url_that_cannot_be_used_is_refused_at_start(url: str) -> None:
 
 def test_a_password_is_in_no_repr() -> None:
     assert "secret" not in repr(open_store("redis://user:secret@127.0.0.1:1/0"))
+
+
+@pytest.mark.parametrize("namespace", ["", "{a}", "a b", "a*", "é", "n" * 65, 5])
+def test_a_namespace_that_is_none_fails_when_the_store_is_opened(namespace: Any) -> None:
+    for url in ("memory://", "redis://127.0.0.1:1"):
+        with pytest.raises(SettingsError, match="namespace holds"):
+            open_store(url, namespace=namespace)
 
 
 def test_replicas_are_read_from_the_settings_and_memory_has_none(
