@@ -1,4 +1,4 @@
-"""The command line: `retrysafe demo`, `retrysafe sagas`."""
+"""The command line: `retrysafe`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,9 @@ import sys
 def main() -> None:
     """Entry point of the `retrysafe` command."""
     try:
-        import click
+        import click  # noqa: F401  # tells whether the extra is installed
     except ImportError:
         sys.exit("the command line needs its extra: pip install 'retrysafe[cli]'")
+    from retrysafe.cli.commands import cli
 
-    @click.group()
-    def cli() -> None:
-        """Make calls safe to retry."""
-
-    @cli.command()
-    def demo() -> None:
-        """A storm of duplicate payments over two workers, one of them killed; then the count."""
-        from retrysafe.cli.demo import run
-
-        sys.exit(run())
-
-    from retrysafe.cli.sagas import sagas
-
-    cli.add_command(sagas)
-    cli()
+    cli(prog_name="retrysafe")

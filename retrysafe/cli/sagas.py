@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Awaitable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from retrysafe.errors import RetrySafeError, SagaFailed
+from retrysafe.cli.common import answered
+from retrysafe.errors import SagaFailed
 from retrysafe.saga import Saga, SagaInfo
-
-T = TypeVar("T")
 
 
 class _SagaName(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -49,7 +46,7 @@ def sagas() -> None:
 @click.option("--parked", is_flag=True, help="Only those that wait for a person.")
 def list_(saga: Saga, parked: bool) -> None:
     """Unfinished sagas, one a line: ID, status, the step that failed, when it goes on."""
-    found = _answer(saga.parked() if parked else saga.unfinished())
+    found = answered(saga.parked() if parked else saga.unfinished())
     for each in found:
         click.echo(_line(each))
     click.echo(f"{len(found)} {'parked' if parked else 'unfinished'}", err=True)
@@ -60,7 +57,7 @@ def list_(saga: Saga, parked: bool) -> None:
 @click.argument("id")
 def show(saga: Saga, id: str) -> None:
     """Where one saga is, and what its failing steps said last."""
-    each = _answer(saga.look(id))
+    each = answered(saga.look(id))
     click.echo(_line(each))
     for name in ("done", "undone", "parked", "pending"):
         if steps := getattr(each, name):
@@ -77,23 +74,11 @@ def show(saga: Saga, id: str) -> None:
 def resume(saga: Saga, id: str) -> None:
     """Go on with one saga now; a parked undo or step is tried again."""
     try:
-        _answer(saga.resume(id))
+        answered(saga.resume(id))
     except SagaFailed as failed:
         click.echo(str(failed))
         sys.exit(0 if not failed.parked and not getattr(failed, "pending", ()) else 1)
     click.echo(f"{id}: all steps are done")
-
-
-def _answer(work: Awaitable[T]) -> T:
-    async def waited() -> T:
-        return await work
-
-    try:
-        return asyncio.run(waited())
-    except SagaFailed:
-        raise
-    except RetrySafeError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _line(each: SagaInfo) -> str:

@@ -206,6 +206,10 @@ class _ClusterLane:
 
         return await routed(self._nodes, key, send)
 
+    def node(self, address: Address) -> Multiplexer:
+        """The connection to one node."""
+        return self._lanes.lane(address)
+
     @property
     def _any_node(self) -> Multiplexer:
         if self._ears is None:
@@ -271,6 +275,12 @@ class AsyncClusterBackend(AsyncRedisBackend):
 
     def _lane(self) -> Any:
         return _ClusterLane(self._nodes)
+
+    async def _primaries(self) -> list[Any]:
+        await self._nodes.refresh()
+        if not self._nodes.topology.masters:
+            raise StoreUnavailable(reason=self._nodes.trouble)
+        return [self._main.node(each) for each in sorted(self._nodes.topology.masters)]
 
     async def _confirm(self, key: bytes, token: bytes) -> None:
         def send(address: Address, asking: bool) -> Awaitable[None]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import redis
@@ -20,7 +20,7 @@ from retrysafe.commands import Begin, Command, Finish, Reply
 from retrysafe.errors import StoreUnavailable
 from retrysafe.stores.base import OnMessage, OnNews, named
 from retrysafe.stores.listener import Listener
-from retrysafe.stores.multiplexer import Multiplexer, ServerError, pack
+from retrysafe.stores.multiplexer import Multiplexer, Retired, ServerError, pack
 from retrysafe.stores.pool import ThreadPool
 from retrysafe.stores.replicas import AsyncReplication, confirm_now, is_due
 from retrysafe.stores.wire import Wire, script
@@ -34,6 +34,7 @@ get_lib_version()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
 COMMAND_DEADLINE = 1.5
 _CONNECT_TIMEOUT = 1.0
 _BULK = 64 * 1024
+_PAGE = b"1000"  # keys that a server goes through before it answers a SCAN
 CONNECTION_OPTIONS: dict[str, Any] = {
     "socket_connect_timeout": _CONNECT_TIMEOUT,
     "socket_timeout": COMMAND_DEADLINE,
@@ -151,6 +152,28 @@ class AsyncRedisBackend:
             return await self._main.send(*args)
         except ServerError as error:
             raise _refused(error) from None
+
+    async def names(self, prefix: str) -> AsyncIterator[list[bytes]]:
+        """The keys that begin so, a page at a time, by SCAN: one may come more than once."""
+        pattern = prefix.encode() + b"*"
+        for lane in await self._primaries():
+            cursor = b"0"
+            while True:
+                try:
+                    cursor, found = await lane.send(
+                        b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _PAGE
+                    )
+                except ServerError as error:
+                    raise _refused(error) from None
+                except Retired:
+                    raise StoreUnavailable(reason="a node has left the cluster") from None
+                yield found
+                if cursor == b"0":
+                    break
+
+    async def _primaries(self) -> list[Any]:
+        """A connection to each server that has keys of its own."""
+        return [self._main]
 
     async def listen(self, inbox: bytes, on_message: OnMessage, limit: float) -> bool:
         return await self.subscribe(self._wire.inboxes + inbox, named(on_message), limit)

@@ -16,7 +16,7 @@ from retrysafe.records import short
 # What is put before a script: the function that wakes waiters, or reads a receipt at work.
 _BEFORE = {
     **dict.fromkeys(("finish", "release", "interrupt", "forget"), "wake"),
-    **dict.fromkeys(("begin", "look"), "running"),
+    **dict.fromkeys(("begin", "look", "peek"), "running"),
 }
 
 

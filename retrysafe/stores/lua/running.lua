@@ -1,4 +1,4 @@
--- Put before the scripts that read a receipt at work (begin, look).
+-- Put before the scripts that read a receipt at work (begin, look, peek).
 -- Its parts, or nil where the value is none of ours: what can't be read must not be taken over.
 local function read_running(value)
   if #value < 85 then return nil end
