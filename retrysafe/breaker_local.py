@@ -28,6 +28,7 @@ _KINDS = {
     "forced-open": "breaker-forced-open",
     "disabled": "breaker-disabled",
 }
+STATE_OF_EVENT = {kind: state for state, kind in _KINDS.items()}
 
 
 def emit_move(name: str, before: str, after: str, seconds: float | None = None) -> None:
