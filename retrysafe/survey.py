@@ -23,6 +23,8 @@ from retrysafe.stores.doors import async_door
 __all__ = ["FoundBreaker", "FoundJob", "FoundReceipt", "breakers", "jobs", "receipts"]
 
 _DIGEST = re.compile("[0-9a-f]{32}")
+_COUNTED = ("s", "u", "n", "b", "w")  # state, open until, and the window's three
+_STATES = frozenset({b"closed", b"open", b"half-open", b"forced-open", b"disabled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class FoundReceipt:
 class FoundBreaker:
     """A shared breaker that has a state of its own: one of which nothing ever failed has none.
 
-    state: as a call would meet it now. retry_after: seconds until an open one admits a probe.
-    calls, failures, slow: those that a closed one has in its window.
+    state: as a call would meet it now, or `corrupt`. retry_after: seconds until an open one admits
+    a probe. calls, failures, slow: those that a closed one has in its window.
     """
 
     name: str
@@ -58,11 +60,12 @@ class FoundBreaker:
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """The retry budget of one job's step. expires_in: seconds, None: never."""
+    """The retry budget of one job's step. state: None where what is stored is none of ours.
+    expires_in: seconds, None: never."""
 
     job_id: str
     step: str
-    state: JobState
+    state: JobState | None
     expires_in: float | None
 
 
@@ -99,19 +102,26 @@ async def breakers(store: Store) -> AsyncGenerator[FoundBreaker, None]:
     head, tail = f"{store.namespace}:b:{{", "}"
     async for page in _names(door, head):
         names = [name for name in page if name.endswith(tail)]  # not its permits, nor its window
-        held = await asyncio.gather(
-            *(door.command("HMGET", name, "s", "u", "n", "b", "w") for name in names)
-        )
+        held = await asyncio.gather(*(_fields(door, name, *_COUNTED) for name in names))
         seconds, micros = await door.command("TIME")
         now = int(seconds) + int(micros) / 1e6
-        for name, (state, until, *counts) in zip(names, held, strict=True):
-            if state is None:
-                continue
-            left = int(until or 0) / 1e6 - now if state == b"open" else 0.0
-            met = "half-open" if state == b"open" and left <= 0 else state.decode()
-            told = name[len(head) : -len(tail)].replace("%7B", "{").replace("%7D", "}")
-            calls, failures, slow = (int(each or 0) for each in counts)
-            yield FoundBreaker(told, met, max(0.0, left), calls, failures, slow)
+        for name, fields in zip(names, held, strict=True):
+            if fields is not None:
+                told = name[len(head) : -len(tail)].replace("%7B", "{").replace("%7D", "}")
+                yield _breaker(told, fields, now)
+
+
+def _breaker(name: str, fields: list[bytes | None], now: float) -> FoundBreaker:
+    state, until, *counts = fields
+    try:
+        calls, failures, slow = (int(each or 0) for each in counts)
+        left = int(until or 0) / 1e6 - now if state == b"open" else 0.0
+    except ValueError:
+        state = None
+    if state is None or state not in _STATES:
+        return FoundBreaker(name, "corrupt", 0.0, 0, 0, 0)
+    met = "half-open" if state == b"open" and left <= 0 else state.decode()
+    return FoundBreaker(name, met, max(0.0, left), calls, failures, slow)
 
 
 async def jobs(store: Store) -> AsyncGenerator[FoundJob, None]:
@@ -120,17 +130,32 @@ async def jobs(store: Store) -> AsyncGenerator[FoundJob, None]:
     head = f"{store.namespace}:job:"
     async for page in _names(door, head):
         names = [name for name in page if name.count(":", len(head)) == 1]
-        held = await asyncio.gather(*(door.command("HMGET", name, "n", "a", "g") for name in names))
+        held = await asyncio.gather(*(_fields(door, name, "n", "a", "g") for name in names))
         left = await asyncio.gather(*(door.command("PTTL", name) for name in names))
-        for name, (spent, attempt, given_up), ttl in zip(names, held, left, strict=True):
-            if spent is None:
-                continue
-            job_id, step = (
-                each.replace("%3A", ":").replace("%25", "%")
-                for each in name[len(head) :].split(":")
-            )
-            state = JobState(int(spent), int(attempt or 1), given_up == b"1")
-            yield FoundJob(job_id, step, state, _seconds(ttl))
+        for name, fields, ttl in zip(names, held, left, strict=True):
+            if fields is not None:
+                job_id, step = (
+                    each.replace("%3A", ":").replace("%25", "%")
+                    for each in name[len(head) :].split(":")
+                )
+                yield FoundJob(job_id, step, _job(fields), _seconds(ttl))
+
+
+def _job(fields: list[bytes | None]) -> JobState | None:
+    spent, attempt, given_up = fields
+    try:
+        return None if spent is None else JobState(int(spent), int(attempt or 1), given_up == b"1")
+    except ValueError:
+        return None
+
+
+async def _fields(door: Any, name: str, *fields: str) -> list[bytes | None] | None:
+    """Fields of a hash, each None where the key is of another kind; None where there is no key."""
+    found: list[bytes | None] = [None] * len(fields)
+    if await door.command("TYPE", name) == b"hash":
+        found = await door.command("HMGET", name, *fields)
+    # Looked at last: a key may go in between.
+    return found if any(found) or await door.command("EXISTS", name) else None
 
 
 async def _names(door: Any, prefix: str) -> AsyncIterator[list[str]]:

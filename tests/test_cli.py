@@ -316,6 +316,41 @@ def test_jobs_are_listed_by_what_they_spent(shell: Shell) -> None:
     assert shell.ok("jobs", "--given-up") == lines[1:]
 
 
+def test_what_is_no_breaker_or_job_of_ours_hides_no_other(shell: Shell, redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        for name in ("b:{list}", "job:list:gpu"):
+            client.rpush(f"shop:{name}", "x")
+        for name in ("b:{junk}", "job:junk:gpu"):
+            client.hset(f"shop:{name}", mapping={"s": "open", "u": "soon", "n": "x", "a": "y"})
+        for name in ("b:{other}", "job:other:gpu"):
+            client.hset(f"shop:{name}", "z", "1")
+        for name in client.keys("shop:*"):
+            client.expire(name, 60)
+    CircuitBreaker("bank", shared=shell.store).force_open()
+    JobBudget(shell.store).give_up_sync("j-1", "gpu")
+    assert [line.split()[:2] for line in shell.ok("breakers", "list")] == [
+        ["bank", "forced-open"], ["junk", "corrupt"], ["list", "corrupt"], ["other", "corrupt"],
+    ]  # fmt: skip
+    assert [line.split()[:3] for line in shell.ok("jobs")] == [
+        ["j-1", "gpu", "attempt"], ["junk", "gpu", "corrupt"],
+        ["list", "gpu", "corrupt"], ["other", "gpu", "corrupt"],
+    ]  # fmt: skip
+    assert len(shell.ok("jobs", "--given-up")) == 1
+    assert shell("top", "--once").exit_code == 0
+
+
+def test_names_give_the_terminal_no_orders(shell: Shell) -> None:
+    name = "[bold]\x1b]0;title\x07\u202eabc\nforced-open\ud7ff"
+    CircuitBreaker(name, shared=shell.store).force_open()
+    JobBudget(shell.store).give_up_sync(name, "gpu")
+    shell.begin("k", request_id="id\x1b[2J").release()
+    shell.begin("k2", request_id="id\x1b[2J").finish(b"r", 60)
+    for words in (("breakers", "list"), ("jobs",), ("top", "--once"), ("receipts", "list")):
+        text = "\n".join(shell.ok(*words))
+        assert all(each.isprintable() or each == "\n" for each in text), words
+    assert shell.ok("breakers", "list")[0].startswith("[bold]\\x1b]0;title\\x07\\u202eabc\\n")
+
+
 # Doctor
 
 

@@ -6,7 +6,7 @@ import click
 
 from retrysafe import survey
 from retrysafe.breaker import CircuitBreaker
-from retrysafe.cli.common import answered, roughly, with_store
+from retrysafe.cli.common import answered, plain, roughly, with_store
 from retrysafe.stores import Store
 from retrysafe.survey import FoundBreaker
 
@@ -24,9 +24,9 @@ def list_(store: Store) -> None:
     One of which no call has failed yet is not known to the store.
     """
     found = answered(found_in(store))
-    width = max((len(each.name) for each in found), default=0)
+    width = max((len(plain(each.name)) for each in found), default=0)
     for each in found:
-        click.echo(f"{each.name:<{width}}  {line(each)}")
+        click.echo(f"{plain(each.name):<{width}}  {line(each)}")
     click.echo(f"{len(found)} in all", err=True)
 
 

@@ -49,7 +49,13 @@ async def _examined(store: Store) -> int:
 @with_store
 @click.option("--every", default=2.0, show_default=True, help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="Look once.")
-@click.option("--most", default=10_000, show_default=True, help="Receipts to go through at most.")
+@click.option(
+    "--most",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Receipts to go through at most.",
+)
 def top(store: Store, every: float, once: bool, most: int) -> None:
     """What runs, waits and fails now, over all processes; ^C ends it."""
     try:

@@ -56,6 +56,11 @@ def answered(work: Awaitable[T]) -> T:
         raise click.ClickException(str(error)) from error
 
 
+def plain(text: str) -> str:
+    """A text from the store as a terminal may be shown it: on one line, and no command to it."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def expiry(seconds: float | None) -> str:
     """When a key goes; None: never."""
     return "never expires" if seconds is None else f"expires in {roughly(seconds)}"

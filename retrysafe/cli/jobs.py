@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from retrysafe import survey
-from retrysafe.cli.common import answered, expiry, with_store
+from retrysafe.cli.common import answered, expiry, plain, with_store
 from retrysafe.stores import Store
 from retrysafe.survey import FoundJob
 
@@ -18,7 +18,7 @@ def jobs(store: Store, given_up: bool) -> None:
 
     A job of which nothing was spent is not known to the store.
     """
-    found = [each for each in answered(found_in(store)) if each.state.given_up or not given_up]
+    found = [each for each in answered(found_in(store)) if is_given_up(each) or not given_up]
     for each in found:
         click.echo(_line(each))
     click.echo(f"{len(found)} in all", err=True)
@@ -30,9 +30,17 @@ async def found_in(store: Store) -> list[FoundJob]:
     return sorted(found, key=lambda each: (each.job_id, each.step))
 
 
+def is_given_up(each: FoundJob) -> bool:
+    """Whether it won't be tried again."""
+    return each.state is not None and each.state.given_up
+
+
 def _line(each: FoundJob) -> str:
-    state = each.state
-    words = [each.job_id, each.step, f"attempt {state.attempt}", f"retries spent: {state.spent}"]
-    if state.given_up:
+    words = [plain(each.job_id), plain(each.step)]
+    if each.state is None:
+        words.append("corrupt")
+    else:
+        words += [f"attempt {each.state.attempt}", f"retries spent: {each.state.spent}"]
+    if is_given_up(each):
         words.append("given up")
     return "  ".join([*words, expiry(each.expires_in)])

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import click
 
 from retrysafe import commands, keys, survey
-from retrysafe.cli.common import answered, expiry, roughly, with_store
+from retrysafe.cli.common import answered, expiry, plain, roughly, with_store
 from retrysafe.commands import Answer
 from retrysafe.receipt import ReceiptState
 from retrysafe.stores import Store
@@ -35,7 +35,13 @@ def receipts() -> None:
 @click.option(
     "--state", type=click.Choice([*map(str, ReceiptState), _CORRUPT]), help="Only those so."
 )
-@click.option("--limit", default=50, show_default=True, help="How many at most; 0: all.")
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="How many at most; 0: all.",
+)
 def list_(store: Store, state: str | None, limit: int) -> None:
     """Receipts, one a line, in no order: digest, state, age, what is left of it, request ID."""
     shown, more = answered(_list(store, state, limit))
@@ -68,7 +74,7 @@ def show(store: Store, digest: str | None, key: str | None, scope: str) -> None:
     click.echo(f"state       {_state(each)}")
     if each.receipt is not None:
         click.echo(f"started     {each.receipt.started.isoformat(timespec='milliseconds')}")
-        click.echo(f"request ID  {each.receipt.request_id or '-'}")
+        click.echo(f"request ID  {plain(each.receipt.request_id) or '-'}")
         click.echo(f"fence       {each.receipt.fence}")
         if each.receipt.lease_left is not None:
             click.echo(f"lease left  {roughly(each.receipt.lease_left)}")
@@ -129,7 +135,7 @@ def _line(each: FoundReceipt) -> str:
     receipt, age, id, left = each.receipt, "", "", expiry(each.expires_in)
     if receipt is not None:
         age = roughly(max(0.0, time.time() - receipt.fence / 1e6))
-        id = receipt.request_id
+        id = plain(receipt.request_id)
         if receipt.state is ReceiptState.RUNNING and receipt.lease_left is not None:
             left = f"lease ends in {roughly(receipt.lease_left)}"
     return f"{each.digest[:12]}  {_state(each):<9}  {age:>8}  {left:<22}  {id}".rstrip()

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from retrysafe import survey
 from retrysafe.cli import breakers, jobs
-from retrysafe.cli.common import roughly
+from retrysafe.cli.common import plain, roughly
 from retrysafe.errors import StoreUnavailable
 from retrysafe.receipt import ReceiptState
 from retrysafe.stores import Store
@@ -73,7 +73,7 @@ async def look(store: Store, most: int) -> View:
                 view.unfinished.append(each)
     view.unfinished.sort(key=_fence)
     view.breakers = await breakers.found_in(store)
-    view.jobs = [each for each in await jobs.found_in(store) if each.state.given_up]
+    view.jobs = [each for each in await jobs.found_in(store) if jobs.is_given_up(each)]
     return view
 
 
@@ -100,12 +100,13 @@ def render(namespace: str, view: View) -> RenderableType:
     if view.breakers:
         table = _table("shared breakers", "name", "state")
         for breaker in view.breakers:
-            table.add_row(breaker.name, breakers.line(breaker))
+            table.add_row(Text(plain(breaker.name)), breakers.line(breaker))
         parts.append(table)
     if view.jobs:
         table = _table("jobs given up", "job", "step", "retries spent")
         for job in view.jobs[:_SHOWN]:
-            table.add_row(job.job_id, job.step, str(job.state.spent))
+            spent = 0 if job.state is None else job.state.spent
+            table.add_row(Text(plain(job.job_id)), Text(plain(job.step)), str(spent))
         parts.append(table)
     return Group(*parts)
 
