@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import hiredis
 import pytest
 import redis
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from retrysafe.stores.multiplexer import pack
 from retrysafe.stores.pool import ThreadPool
@@ -172,6 +175,12 @@ def test_a_shorter_timeout_of_the_url_holds(own_server: OwnServer) -> None:
         server.resume()
     assert time.monotonic() - began < 10  # not the command's own 20
     pool.disconnect()
+
+
+@given(st.lists(st.binary() | st.text(st.characters(exclude_categories=["Cs"])), min_size=1))
+@example(["SET", b"k", b"\r\n$3\r\n*0", "", "\u20ac", b"x" * 70_000])
+def test_a_command_is_packed_as_others_pack_it(words: list[bytes | str]) -> None:
+    assert pack(*words) == hiredis.pack_command(tuple(words))
 
 
 def test_numbers_are_packed_as_text() -> None:
