@@ -21,6 +21,7 @@ from retrysafe.saga_drivers import check, check_async, drive, drive_async
 from retrysafe.saga_keeping import Keeping, SagaInfo
 from retrysafe.saga_plan import Plan, made_step
 from retrysafe.saga_requests import Rules
+from retrysafe.saga_settling import NOTHING
 from retrysafe.saga_state import Documents, SagaStatus
 from retrysafe.settings import Settings
 from retrysafe.stores import Store, open_store
@@ -225,6 +226,20 @@ class Saga:
         store, keeping = self._open(True)
         return await drive_async(store, lambda halt: keeping.resume(halt, name), self._grace)
 
+    async def settle(self, id: str, step: str, /, *, result: Any = NOTHING) -> dict[str, Any]:
+        """A person's word on a parked step, and go on as `resume` does.
+
+        Without a result: nothing of the step stands any more. It never happened, or was undone by
+        hand; its undo is not called, and what was before it is undone. result: the step happened,
+        or was done by hand, with this result; the saga goes forward.
+
+        Raises ValueError where the step isn't parked, where a result is given to a saga that is
+        being undone, or none for a step after the point of no return; NotEncodable.
+        """
+        name, word = _checked(id), (step, result)
+        store, keeping = self._open(True)
+        return await drive_async(store, lambda halt: keeping.resume(halt, name, word), self._grace)
+
     async def recover(self, limit: int = 1000) -> list[SagaInfo]:
         """Go on with every saga that is due and whose process is gone, forward where it can, else
         back; `limit` at most. Call it every few seconds, in any number of processes: each saga is
@@ -268,6 +283,12 @@ class Saga:
         name = _checked(id)
         store, keeping = self._open(False)
         return drive(store, lambda halt: keeping.resume(halt, name))
+
+    def settle_sync(self, id: str, step: str, /, *, result: Any = NOTHING) -> dict[str, Any]:
+        """`settle`, for threads."""
+        name, word = _checked(id), (step, result)
+        store, keeping = self._open(False)
+        return drive(store, lambda halt: keeping.resume(halt, name, word))
 
     def recover_sync(self, limit: int = 1000) -> list[SagaInfo]:
         """`recover`, for threads."""

@@ -188,7 +188,7 @@ class SagaRun:
         yield from self._write(SagaStatus.RUNNING)
         self._tell("saga-step-done", record.name)
 
-    def _committed(self) -> bool:
+    def committed(self) -> bool:
         """Whether a step is done that can't be taken back: from there it only goes forward."""
         return any(
             record.state is StepState.DONE and self.steps[record.name].final
@@ -196,7 +196,7 @@ class SagaRun:
         )
 
     def _can_turn(self, record: StepRecord, step: SagaStep, doubtful: bool) -> bool:
-        if self._committed():
+        if self.committed():
             return False
         if record.state is StepState.NEW:
             return True

@@ -30,6 +30,7 @@ from retrysafe.saga_data import pack, unpack
 from retrysafe.saga_flow import SagaRun
 from retrysafe.saga_plan import Plan
 from retrysafe.saga_requests import Eval, Fenced, Flow, Halt, Owned, Release, Renew, Rules
+from retrysafe.saga_settling import settle
 from retrysafe.saga_state import (
     VERSION,
     Document,
@@ -44,6 +45,8 @@ __all__ = ["Keeping", "SagaInfo"]
 
 _PAGE = 500
 _LOOK_AGAIN = 60.0  # seconds: a saga that this program can't go on with
+
+Word = tuple[str, Any]
 
 _GONE, _OWNED, _ELSEWHERE, _OVER, _MISMATCH, _NOT_DUE = range(6)
 
@@ -124,13 +127,13 @@ class Keeping:
             return self._result(run, halt)
         return self._settled(id, reply)
 
-    def resume(self, halt: Halt, id: str) -> Flow[dict[str, Any]]:
-        """See `Saga.resume`."""
+    def resume(self, halt: Halt, id: str, word: Word | None = None) -> Flow[dict[str, Any]]:
+        """See `Saga.resume`, `Saga.settle`. `word`: a step, and what a person says of it."""
         token, reply = yield from self._begin(id, "resume")
         if reply[0] == _GONE:
             raise SagaNotFound(self._plan.saga, id)
         if reply[0] == _OWNED:
-            run = yield from self._own(halt, id, "resume", token, reply)
+            run = yield from self._own(halt, id, "resume", token, reply, word=word)
             return self._result(run, halt)
         return self._settled(id, reply)
 
@@ -151,6 +154,7 @@ class Keeping:
         token: str,
         reply: list[Any],
         args: tuple[Any, ...] | None = None,
+        word: Word | None = None,
     ) -> Flow[SagaRun]:
         rules, name = self._rules, self._digest(id)
         owned = Owned(self._key(id), self._list_key, id, token, name, int(reply[5]), rules)
@@ -160,8 +164,13 @@ class Keeping:
             try:
                 # Nothing has acted yet: to die before this line loses nothing.
                 yield Eval("saga_list", self._list_key, listing)
-                run = self._made(halt, owned, mode, reply, args)
-            except (SagaChanged, RecordCorrupt):
+                run = self._made(halt, owned, reply, args, turns=mode == "run")
+                if word is not None:
+                    settle(run, *word)
+                    emit(Event("saga-settled", key=name, detail=f"{self._plan.saga}: {word[0]}"))
+                if mode == "resume":
+                    _again(run.document)
+            except (SagaChanged, RecordCorrupt, ValueError, NotEncodable):
                 yield owned.renewal(0)
                 raise
             emit(Event("saga-begun" if mode == "run" else "saga-resumed", key=name))
@@ -179,16 +188,13 @@ class Keeping:
         self,
         halt: Halt,
         owned: Owned,
-        mode: str,
         reply: list[Any],
         args: tuple[Any, ...] | None,
+        *,
+        turns: bool,
     ) -> SagaRun:
         document = self._document(owned.id, reply[4])
         values, stored = self._typed(document)
-        if mode == "resume" and document.back:
-            for record in document.steps:
-                if record.state is StepState.PARKED:
-                    record.state, record.undo_attempts = StepState.UNDOING, 0
         return SagaRun(
             {step.name: step for step in self._plan.steps},
             owned,
@@ -197,7 +203,7 @@ class Keeping:
             values,
             halt,
             documents=self._documents,
-            turns=mode == "run",
+            turns=turns,
             receipts=self._receipts,
             check=lambda: self._check(owned),
             acheck=lambda: self._acheck(owned),
@@ -354,6 +360,14 @@ class Keeping:
         except RecordCorrupt as fault:
             return SagaInfo(id, status.value, problem=str(fault))
         return _info(document, status, reply[3] > 0, reply[4] / 1e6)
+
+
+def _again(document: Document) -> None:
+    """A person resumes it: parked undos are tried anew."""
+    if document.back:
+        for record in document.steps:
+            if record.state is StepState.PARKED:
+                record.state, record.undo_attempts = StepState.UNDOING, 0
 
 
 def _facts(document: Document, status: SagaStatus) -> dict[str, tuple[str, ...]]:

@@ -518,4 +518,4 @@ def test_the_commands_are_those_that_are_documented() -> None:
     groups: Any = cli.commands
     assert sorted(groups["receipts"].commands) == ["forget", "list", "show"]
     assert sorted(groups["breakers"].commands) == ["close", "list", "open", "reset"]
-    assert sorted(groups["sagas"].commands) == ["list", "resume", "show"]
+    assert sorted(groups["sagas"].commands) == ["list", "resume", "settle", "show"]

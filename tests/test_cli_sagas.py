@@ -53,6 +53,30 @@ def test_a_parked_saga_is_listed_shown_and_resumed(redis_url: str, tmp_path: Pat
     assert asked("list", APP, "--parked").stdout == ""
 
 
+def test_a_person_settles_what_was_put_right_by_hand(redis_url: str, tmp_path: Path) -> None:
+    def asked(*words: str) -> subprocess.CompletedProcess[str]:
+        return sagas(*words, url=redis_url, folder=tmp_path)
+
+    program = (
+        "import asyncio; from tests.apps.parked_saga import saga\n"
+        "asyncio.run(saga.run('o', 'book'))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "SAGA_URL": redis_url, "SAGA_DIR": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    wrong = asked("settle", APP, "o", "pay")
+    assert wrong.returncode == 1
+    assert "parked: reserve" in wrong.stderr
+    settled = asked("settle", APP, "o", "reserve")
+    assert settled.returncode == 0, settled.stdout + settled.stderr
+    assert asked("list", APP).stdout == ""
+
+
 def test_what_names_no_saga_is_said_plainly(redis_url: str, tmp_path: Path) -> None:
     for name, word in (
         ("nothing", "module:saga"),

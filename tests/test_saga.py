@@ -89,10 +89,10 @@ class Bench:
         undoing = (aback if is_async else back) if undo else None
         self.saga.step(name=name, undo=undoing, **options)(ado if is_async else do)
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
         if self.colour == "sync":
-            return getattr(self.saga, f"{name}_sync")(*args)
-        return run(getattr(self.saga, name)(*args))
+            return getattr(self.saga, f"{name}_sync")(*args, **options)
+        return run(getattr(self.saga, name)(*args, **options))
 
     def run(self, id: str = "1", order: Any = "o") -> Any:
         return self._call("run", id, order)
@@ -104,6 +104,9 @@ class Bench:
 
     def resume(self, id: str = "1") -> Any:
         return self._call("resume", id)
+
+    def settle(self, step: str, id: str = "1", **options: Any) -> Any:
+        return self._call("settle", id, step, **options)
 
     def recover(self) -> Any:
         return self._call("recover")
@@ -285,6 +288,104 @@ def test_C90_a_parked_saga_is_tried_again_by_a_person(bench: Bench) -> None:
         bench.resume()
     assert (caught.value.undone, caught.value.parked) == (("a", "b"), ())
     assert bench.parked() == [] and bench.unfinished() == []
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_R29_what_a_person_undid_by_hand_is_undone_and_the_rest_goes_on(
+    store: Store, colour: str, stop: bool
+) -> None:
+    how = "stop" if stop else "continue"
+    bench = three(Bench(made(store, on_undo_failure=how), colour))
+    bench.fails = {"c": Refused("no"), "-b": RuntimeError("down")}
+    assert bench.failed().parked == ("b",)
+    tried = bench.log.count("-b")
+    with pytest.raises(SagaFailed) as caught:
+        bench.settle("b")
+    assert (caught.value.undone, caught.value.parked) == (("a", "b"), ())
+    assert caught.value.step == "c"
+    assert "b" not in caught.value.errors
+    assert bench.log.count("-b") == tried
+    assert bench.log.count("-a") == 1
+    assert bench.parked() == [] and bench.unfinished() == []
+    with pytest.raises(SagaFailed):  # said twice
+        bench.settle("b")
+    assert bench.failed().undone == ("a", "b")
+
+
+def test_of_two_parked_undos_a_person_settles_one_and_the_other_is_tried_again(
+    bench: Bench,
+) -> None:
+    three(bench)
+    bench.fails = {"c": Refused("no"), "-b": RuntimeError("x"), "-a": RuntimeError("y")}
+    assert bench.failed().parked == ("a", "b")
+    with pytest.raises(SagaFailed) as caught:
+        bench.settle("a")
+    assert (caught.value.undone, caught.value.parked) == (("a",), ("b",))
+    del bench.fails["-b"]
+    with pytest.raises(SagaFailed) as caught:
+        bench.resume()
+    assert (caught.value.undone, caught.value.parked) == (("a", "b"), ())
+
+
+def doubtful(store: Store, colour: str, **rules: Any) -> Bench:
+    """A saga whose last step can't be undone and may have happened: parked."""
+    again = RetryPolicy(attempts=1, deadline=5, backoff=Fixed(0.01))
+    bench = Bench(made(store, retry=again, undo_attempts=1, **rules), colour)
+    bench.add("a")
+    bench.add("ship", undo=False)
+    bench.fails["ship"] = TimeoutError("did it?")
+    assert bench.failed().parked == ("ship",)
+    return bench
+
+
+def test_a_step_that_a_person_found_not_done_turns_the_saga_back(store: Store, colour: str) -> None:
+    bench = doubtful(store, colour)
+    with pytest.raises(SagaFailed) as caught:
+        bench.settle("ship")
+    assert (caught.value.done, caught.value.undone, caught.value.parked) == ((), ("a",), ())
+    assert caught.value.step == "ship"
+    assert bench.log == ["a", "ship", "-a"]
+    assert bench.unfinished() == []
+
+
+def test_a_step_that_a_person_found_done_gives_its_result(store: Store, colour: str) -> None:
+    bench = doubtful(store, colour)
+    assert bench.settle("ship", result={"parcel": 7}) == {
+        "a": {"by": "a", "order": "o"},
+        "ship": {"parcel": 7},
+    }
+    assert bench.log == ["a", "ship"]
+    assert bench.run()["ship"] == {"parcel": 7}
+    assert bench.unfinished() == []
+
+
+def test_a_word_that_cannot_hold_changes_nothing(store: Store, colour: str) -> None:
+    bench = doubtful(store, colour)
+    for step, options, said in (
+        ("a", {}, "not parked; parked: ship"),
+        ("other", {}, "not parked"),
+        ("ship", {"result": object()}, ""),
+    ):
+        with pytest.raises((ValueError, NotEncodable), match=said):
+            bench.settle(step, **options)
+        (parked,) = bench.parked()
+        assert (parked.id, parked.parked, parked.owned) == ("1", ("ship",), False)
+    with pytest.raises(SagaNotFound):
+        bench.settle("ship", id="never")
+    assert bench.log == ["a", "ship"]
+    back = three(Bench(made(store), colour))
+    back.fails = {"c": Refused("no"), "-a": RuntimeError("down")}
+    back.failed()
+    with pytest.raises(ValueError, match="no result"):
+        back.settle("a", result={})
+    final = Bench(made(store), colour)
+    final.add("pay", undo=False, pivot=True)
+    final.add("c")
+    final.fails["c"] = Refused("no")
+    final.failed()
+    with pytest.raises(ValueError, match="give its result"):
+        final.settle("c")
+    assert list(final.settle("c", result=1)) == ["pay", "c"]
 
 
 def test_an_undo_not_due_yet_is_left_to_recovery(store: Store, colour: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,28 @@ def show(saga: Saga, id: str) -> None:
 @click.argument("id")
 def resume(saga: Saga, id: str) -> None:
     """Go on with one saga now; a parked undo or step is tried again."""
+    _go_on(id, saga.resume(id))
+
+
+@sagas.command()
+@click.argument("saga", type=SAGA)
+@click.argument("id")
+@click.argument("step")
+def settle(saga: Saga, id: str, step: str) -> None:
+    """Say that nothing of a parked step stands: it never happened, or was undone by hand.
+
+    The saga goes on: what was before the step is undone. (That a step was done by hand, with a
+    result, is said in code: `await saga.settle(id, step, result=…)`.)
+    """
     try:
-        answered(saga.resume(id))
+        _go_on(id, saga.settle(id, step))
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _go_on(id: str, work: Awaitable[object]) -> None:
+    try:
+        answered(work)
     except SagaFailed as failed:
         click.echo(str(failed))
         sys.exit(0 if not failed.parked and not getattr(failed, "pending", ()) else 1)
