@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from retrysafe.breaker import CircuitBreaker
@@ -21,6 +23,20 @@ def run(main: Coroutine[Any, Any, T], limit: float = 30.0) -> T:
             return await main
 
     return asyncio.run(bounded())
+
+
+@contextmanager
+def collector_held() -> Iterator[None]:
+    """Hold the garbage collector while a value nested to the recursion limit is decoded.
+
+    A collection at that depth runs the finalizers of whatever earlier tests left behind, with no
+    stack left to run them on: they fail, and so does the test that happened to be running.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], limit: float = 10.0) -> None:

@@ -30,7 +30,7 @@ from retrysafe.results import Result
 from retrysafe.stores import Store
 from retrysafe.stores.redis import RedisStore
 from tests.conftest import OwnServer
-from tests.support import run, until, wait_until
+from tests.support import collector_held, run, until, wait_until
 
 MODES = ["take", "acknowledge"]
 COLOURS = ["sync", "async"]
@@ -133,14 +133,14 @@ def test_C78_C79_C80_what_breaks_the_contract_ends_the_wait_at_once(
     redis_url: str, wait: Wait, mode: str, payload: bytes, reason: str
 ) -> None:
     store = RedisStore(redis_url, "tests")
-    client = redis.Redis.from_url(redis_url)
-    client.set(KEY, payload, ex=60)
-    with pytest.raises(ProtocolError) as caught:
-        wait(ResultReader(store), mode=mode, timeout=600.0)
-    assert (caught.value.reason, caught.value.raw) == (reason, payload)
-    assert classify(caught.value).outcome is Outcome.PROTOCOL
-    if mode == "acknowledge":  # it stays, for inspection
-        assert client.get(KEY) == payload
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(KEY, payload, ex=60)
+        with collector_held(), pytest.raises(ProtocolError) as caught:
+            wait(ResultReader(store), mode=mode, timeout=600.0)
+        assert (caught.value.reason, caught.value.raw) == (reason, payload)
+        assert classify(caught.value).outcome is Outcome.PROTOCOL
+        if mode == "acknowledge":  # it stays, for inspection
+            assert client.get(KEY) == payload
 
 
 @pytest.mark.parametrize("mode", MODES)
