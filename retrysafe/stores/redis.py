@@ -27,7 +27,8 @@ from retrysafe.stores.wire import Wire, script
 
 # redis-py and sockets load modules at the first use of these, which is too late: a child that is
 # forked while another thread loads one would wait for that thread without end.
-get_lib_version()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+_load: Any = get_lib_version  # typed in newer versions of redis-py only
+_load()
 "".encode("idna")
 
 # "503 within 2 s": one command's whole time, reconnects and resends included.
