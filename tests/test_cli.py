@@ -478,8 +478,13 @@ def test_top_shows_what_is_unfinished_open_and_given_up(shell: Shell) -> None:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_top_looks_again_until_it_is_interrupted(redis_url: str, terminal: bool) -> None:
     mine, its = pty.openpty() if terminal else os.pipe()
+    # Tests that a shell runs in its background ignore SIGINT, and so would their children.
+    interruptible = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from retrysafe.cli import main; main()"
+    )
     watching = subprocess.Popen(
-        [sys.executable, "-c", "from retrysafe.cli import main; main()", "top", "--every", "0.1"],
+        [sys.executable, "-c", interruptible, "top", "--every", "0.1"],
         env={
             **os.environ,
             "RETRYSAFE_REDIS_URL": redis_url,
